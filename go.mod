@@ -1,0 +1,8 @@
+module majordomus
+
+go 1.26.0
+
+require (
+	github.com/rogpeppe/go-internal v1.16.0 // indirect
+	golang.org/x/sync v0.25.0 // indirect
+)
