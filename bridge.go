@@ -1,0 +1,597 @@
+package main
+
+// A bridge: one client's session when another process is the server.
+//
+// Rules kept here:
+//   - each of the client's messages is one POST, sent in the order read, the
+//     next after the previous is answered; calls that may wait have a
+//     connection of their own and hold up nobody;
+//   - the client gets the bytes that the server sent;
+//   - a connection says who it is before it is trusted: every one opens with
+//     the challenge of 10-server.md §3, so that no frame, session id or token
+//     reaches a stranger who found the port free;
+//   - it is always known how far a message came. Not connected: anything is
+//     sent again. Connected but not answered: only what is safe to repeat,
+//     otherwise the client is told "outcome unknown";
+//   - the server's end is noticed by the watch, whether or not the client
+//     speaks; a server that merely hangs, by the ping.
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/hmac"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// messageTime bounds each message, on top of the wait it asks for itself.
+const messageTime = 60 * time.Second
+
+// conn is one keep-alive connection to a server that has proven who it is. It
+// is used by one exchange at a time.
+type conn struct {
+	nc   net.Conn
+	br   *bufio.Reader
+	host string
+	used time.Time // when the last exchange ended
+	dead bool      // not to be used again
+}
+
+// reply is an answer to one request.
+type reply struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+// code is the word by which a refusal says what happened, at /mcp or elsewhere.
+func (r reply) code() string {
+	e := member(r.body, "error")
+	if code := stringMember(member(e, "data"), "code"); code != "" {
+		return code
+	}
+	return stringMember(e, "code")
+}
+
+// retired is why the server refuses this client for good; "" when it does not.
+func (r reply) retired() string {
+	if r.code() != "retired" {
+		return ""
+	}
+	return clip(r.message(), 200)
+}
+
+func (r reply) message() string { return stringMember(member(r.body, "error"), "message") }
+
+// dialServer connects to the server of a lease and has it prove that it has
+// read that lease, within timeout. The connection is nil unless it is ours.
+func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (*conn, probeResult, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	host := strings.TrimPrefix(*doc.URL, "http://")
+	nc, err := new(net.Dialer).DialContext(ctx, "tcp4", host)
+	if err != nil {
+		return nil, failedProbe(err), fmt.Errorf("connecting to %s: %w", host, err)
+	}
+	c := &conn{nc: nc, br: bufio.NewReader(nc), host: host}
+	challenge := randomID()
+	r, err := c.exchange(ctx, "GET", "/", "Accept: application/json\r\nMajordomus-Challenge: "+challenge+"\r\n", nil, 1<<20)
+	if err != nil {
+		c.close()
+		return nil, failedProbe(err), fmt.Errorf("asking %s who it is: %w", host, err)
+	}
+	var home homeAnswer
+	home.Leaseholder = true // "not false": an absent one counts as true
+	err = json.Unmarshal(r.body, &home)
+	switch {
+	case r.status != http.StatusOK, err != nil, home.Name != "majordomus":
+		err = fmt.Errorf("%s is not a majordomus server", host)
+	case home.RepositoryID != digest(doc.Root):
+		err = fmt.Errorf("%s serves another checkout", host)
+	case !hmac.Equal([]byte(home.Proof), []byte(proof(doc.Token, challenge))):
+		err = fmt.Errorf("%s does not know this lease", host)
+	case !home.Leaseholder:
+		err = fmt.Errorf("%s has lost its lease", host)
+	default:
+		return c, probeOurs, nil
+	}
+	c.close()
+	return nil, probeForeign, err
+}
+
+// failedProbe tells a server that does not answer in time from one that
+// cannot be reached or hangs up.
+func failedProbe(err error) probeResult {
+	var timeout net.Error
+	if errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout() {
+		return probeTimeout
+	}
+	if errors.Is(err, errMalformed) {
+		return probeForeign
+	}
+	return probeUnreachable
+}
+
+var errMalformed = errors.New("not an HTTP answer")
+
+func (c *conn) close() {
+	c.dead = true
+	c.nc.Close()
+}
+
+// fresh reports whether a message may be sent on the connection: one that has
+// been idle for long, or whose end is already here, would lose it.
+func (c *conn) fresh(readDeadline time.Duration) bool {
+	return !c.dead && time.Since(c.used) < readDeadline/2 && !endPending(c.nc)
+}
+
+// get asks for a path.
+func (c *conn) get(ctx context.Context, path string, limit int64) (int, []byte, error) {
+	r, err := c.exchange(ctx, "GET", path, "Accept: application/json\r\n", nil, limit)
+	return r.status, r.body, err
+}
+
+// exchange sends one request and reads the whole answer, of at most limit
+// bytes. After an error the connection is dead.
+func (c *conn) exchange(ctx context.Context, method, path, headers string, body []byte, limit int64) (reply, error) {
+	defer context.AfterFunc(ctx, func() { c.nc.SetDeadline(time.Unix(1, 0)) })()
+	request := make([]byte, 0, len(body)+len(headers)+128)
+	request = append(request, method...)
+	request = append(request, ' ')
+	request = append(request, path...)
+	request = append(request, " HTTP/1.1\r\nHost: "...)
+	request = append(request, c.host...)
+	request = append(request, "\r\n"...)
+	request = append(request, headers...)
+	if method == "POST" {
+		request = append(request, "Content-Type: application/json\r\nContent-Length: "...)
+		request = strconv.AppendInt(request, int64(len(body)), 10)
+		request = append(request, "\r\n"...)
+	}
+	request = append(append(request, "\r\n"...), body...)
+	r, err := c.roundTrip(request, limit)
+	if err != nil {
+		c.close()
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return reply{}, err
+	}
+	c.used = time.Now()
+	return r, nil
+}
+
+func (c *conn) roundTrip(request []byte, limit int64) (reply, error) {
+	if _, err := c.nc.Write(request); err != nil {
+		return reply{}, err
+	}
+	answer, err := http.ReadResponse(c.br, nil)
+	if err != nil {
+		if netErr := (net.Error)(nil); errors.As(err, &netErr) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+			return reply{}, err
+		}
+		return reply{}, fmt.Errorf("%w: %v", errMalformed, err)
+	}
+	if answer.ContentLength > limit {
+		return reply{}, fmt.Errorf("the answer has %d bytes, more than %d", answer.ContentLength, limit)
+	}
+	r := reply{status: answer.StatusCode, header: answer.Header}
+	if answer.ContentLength >= 0 {
+		r.body = make([]byte, answer.ContentLength, answer.ContentLength+1) // and a newline
+		_, err = io.ReadFull(answer.Body, r.body)
+	} else if r.body, err = io.ReadAll(io.LimitReader(answer.Body, limit+1)); int64(len(r.body)) > limit {
+		err = fmt.Errorf("the answer has more than %d bytes", limit)
+	}
+	c.dead = answer.Close
+	return r, err
+}
+
+// bridge is a session at another process's server.
+type bridge struct {
+	p       *process
+	doc     leaseDocument // of the server
+	session string        // Mcp-Session-Id
+	headers string        // of every message
+	main    *conn         // for the messages in order; used by relay only
+
+	lost     chan struct{} // closed when the server is gone, going or silent
+	lostOnce sync.Once
+	how      loss // set before lost is closed
+	ended    bool // the session has been ended; read after relay has returned
+}
+
+// loss is how a bridge lost its server.
+type loss struct {
+	goodbye bool   // the server said that it is going: what is open will be answered
+	retired string // not empty: why the server refuses this client for good
+}
+
+// lose notes that another server has to be found.
+func (b *bridge) lose(how loss) {
+	b.lostOnce.Do(func() {
+		b.how = how
+		close(b.lost)
+	})
+}
+
+// follow is this process's time as a bridge. It returns the election that
+// follows when the server is gone, nil when the process is to leave.
+func (p *process) follow(ctx context.Context, at outcome) *ballot {
+	b := &bridge{p: p, doc: at.doc, main: at.server, lost: make(chan struct{})}
+	if err := b.attach(ctx); err != nil {
+		b.main.close()
+		return p.refusedAttach(ctx, err)
+	}
+	p.attachFailing = time.Time{}
+	p.log.Info(fmt.Sprintf("a server for this checkout is already running at %s; bridging this client to it", *b.doc.URL))
+
+	exchanges, cut := context.WithCancelCause(context.Background()) // what is open with the server
+	relayed := make(chan struct{})                                  // closed when every exchange has ended
+	var watchers sync.WaitGroup
+	watchers.Go(func() { b.watch(exchanges) })
+	watchers.Go(func() { b.pings(exchanges) })
+	go func() {
+		defer close(relayed)
+		b.relay(ctx, exchanges)
+	}()
+	defer watchers.Wait()
+	defer cut(errSessionEnded)
+
+	select {
+	case <-relayed:
+	case <-b.lost:
+	case <-ctx.Done():
+	}
+	return b.leave(ctx, relayed, cut)
+}
+
+// leave ends the session: at once when the client has left, in order when a
+// signal came or the server is going, and by an election otherwise.
+func (b *bridge) leave(ctx context.Context, relayed <-chan struct{}, cut context.CancelCauseFunc) *ballot {
+	p := b.p
+	switch {
+	case ctx.Err() != nil:
+		waitAtMost(relayed, endingTime)
+		b.end(nil)
+		return nil
+	case b.isLost() && b.how.retired != "":
+		cut(errServerGone)
+		<-relayed
+		return p.alone(ctx, fmt.Errorf("the server refuses this client from now on: %s", b.how.retired))
+	case b.isLost() && b.how.goodbye:
+		waitAtMost(relayed, endingTime)
+		p.background.Go(func() { b.end(nil) }) // the server waits for it, our client does not
+	}
+	if isClosed(relayed) && p.client.done() {
+		if !b.ended {
+			b.end(nil)
+		}
+		return nil
+	}
+	next := p.elect(ctx)
+	select {
+	case <-relayed:
+		// The election may go on for long; until then wait answers the client.
+		return next
+	case <-next.done:
+	}
+	if same := next.err == nil && next.out.server != nil && next.out.doc.Token == b.doc.Token; !same {
+		cut(errServerGone)
+	}
+	<-relayed // of the same server, what is open is bounded by its own deadline
+	return next
+}
+
+func (b *bridge) isLost() bool { return isClosed(b.lost) }
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// waitAtMost waits for c, but not longer than d.
+func waitAtMost(c <-chan struct{}, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-c:
+	case <-t.C:
+	}
+}
+
+var errServerGone = errors.New("another process is the server now")
+
+// refusedAttach decides what follows an attach that did not succeed: another
+// election for as long as one may take, then this client is served alone.
+func (p *process) refusedAttach(ctx context.Context, err error) *ballot {
+	if p.attachFailing.IsZero() {
+		p.attachFailing = time.Now()
+	}
+	refusal := (*attachRefusal)(nil)
+	if errors.As(err, &refusal) && refusal.final || time.Since(p.attachFailing) > p.set.timing.join {
+		p.attachFailing = time.Time{}
+		return p.alone(ctx, &aloneError{doing: "attaching to this checkout's server", err: err, retry: refusal == nil || refusal.code != "retired"})
+	}
+	t := time.NewTimer(25 * time.Millisecond) // a server that is ending needs a moment to hand on
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return p.elect(ctx)
+}
+
+// attachRefusal is a server's answer to attach other than yes.
+type attachRefusal struct {
+	code, message string
+	final         bool // asking again will not help soon
+}
+
+func (r *attachRefusal) Error() string { return fmt.Sprintf("%s: %s", r.code, r.message) }
+
+// attach opens the session: one call puts the client on the board, whole.
+func (b *bridge) attach(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.join)
+	defer cancel()
+	a := b.p.client.attachment("http")
+	params := mustJSON(attachParams{Identity: a.Identity, Address: a.Address, Carried: a.Carried})
+	if !b.main.fresh(b.p.set.timing.read) {
+		c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+		if err != nil {
+			return err
+		}
+		b.main.close()
+		b.main = c
+	}
+	r, err := b.main.exchange(ctx, "POST", "/mcp", b.bearer(), request("majordomus/attach", params), maxAnswer)
+	if err != nil {
+		return err
+	}
+	if code := r.code(); r.status != http.StatusOK || code != "" {
+		return &attachRefusal{code, clip(r.message(), 200), code == "retired" || code == "busy" || code == "unauthorized"}
+	}
+	var result attachResult
+	if err := json.Unmarshal(member(r.body, "result"), &result); err != nil || !validIdentity(result.Session) {
+		return fmt.Errorf("the answer to attach makes no sense")
+	}
+	b.session = result.Session
+	b.headers = "Mcp-Session-Id: " + b.session + "\r\n"
+	b.p.client.named(result.Name)
+	return nil
+}
+
+// bearer is the header that only goes to a server that has given the proof.
+func (b *bridge) bearer() string { return "Authorization: Bearer " + b.doc.Token + "\r\n" }
+
+// request is a message of the bridge's own.
+func request(method string, params []byte) []byte {
+	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params)
+}
+
+// watch holds one request open whose end says that the server is gone or
+// going: a whole answer is a goodbye, anything else a broken connection.
+func (b *bridge) watch(ctx context.Context) {
+	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+	if err != nil {
+		b.lose(loss{})
+		return
+	}
+	defer c.close()
+	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), request("majordomus/watch", []byte("{}")), maxAnswer)
+	b.lose(loss{goodbye: err == nil && r.status == http.StatusOK, retired: r.retired()})
+}
+
+// pings keep the session alive and notice a server that hangs. Each has a
+// connection of its own, and so never queues behind a message.
+func (b *bridge) pings(ctx context.Context) {
+	t := time.NewTicker(b.p.set.timing.ping)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.lost:
+			return
+		case <-t.C:
+		}
+		if !b.ping(ctx) {
+			b.lose(loss{})
+			return
+		}
+	}
+}
+
+func (b *bridge) ping(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
+	defer cancel()
+	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+	if err != nil {
+		return false
+	}
+	defer c.close()
+	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), request("ping", []byte("{}")), maxAnswer)
+	return err == nil && r.status == http.StatusOK
+}
+
+// relay passes the client's frames on until the client leaves, the server is
+// lost or ctx is done, and then waits for the exchanges that are open. Those
+// of calls that wait are given back when the server is lost: they can be
+// repeated, and must not keep the others from moving on.
+func (b *bridge) relay(ctx, exchanges context.Context) {
+	defer func() { b.main.close() }()
+	var waits sync.WaitGroup
+	waitCtx, cut := context.WithCancelCause(exchanges)
+	for {
+		f, ok := b.p.client.next(ctx, b.lost)
+		if !ok {
+			break
+		}
+		if f.waits() {
+			waits.Go(func() {
+				var own *conn
+				b.pass(waitCtx, &own, f)
+				if own != nil {
+					own.close()
+				}
+			})
+		} else if !b.pass(exchanges, &b.main, f) {
+			break
+		}
+	}
+	switch {
+	case b.isLost():
+		cut(errServerGone)
+	case ctx.Err() == nil && b.p.client.done():
+		b.end(b.main) // which has the server answer what still waits
+		b.ended = true
+	}
+	waits.Wait()
+	cut(nil)
+}
+
+// end ends the session at the server, on c when that is good for it; what goes
+// wrong does not matter.
+func (b *bridge) end(c *conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if c == nil || !c.fresh(b.p.set.timing.read) {
+		fresh, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+		if err != nil {
+			return
+		}
+		defer fresh.close()
+		c = fresh
+	}
+	c.exchange(ctx, "DELETE", "/mcp", b.headers, nil, maxAnswer)
+}
+
+// pass gets one frame answered. False means that the server is lost; the frame
+// is then answered "outcome unknown" or given back.
+func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
+	if f.tooLong {
+		b.p.client.write(tooLongAnswer())
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, messageTime+f.wait())
+	defer cancel()
+	for {
+		sent, r, err := b.send(ctx, c, f)
+		switch code := r.code(); {
+		case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+			b.fail(f, fmt.Sprintf("no answer within %v", messageTime+f.wait()))
+			return true
+		case err != nil && sent && !f.repeatable():
+			b.fail(f, "the server was lost while the call ran")
+			b.lose(loss{})
+			return false
+		case err != nil, r.status != http.StatusOK && (code == "session_not_found" || code == "lease_lost"):
+			b.p.client.unread(f)
+			b.lose(loss{})
+			return false
+		case r.status == http.StatusOK:
+			b.give(f, r.body)
+			return true
+		case r.status == http.StatusAccepted:
+			return true
+		case code == "busy" && b.pause(ctx, r):
+		case code == "retired":
+			b.p.client.unread(f)
+			b.lose(loss{retired: r.retired()})
+			return false
+		default:
+			b.refuse(f, r)
+			return true
+		}
+	}
+}
+
+// send posts the frame, on a connection that is good for it.
+func (b *bridge) send(ctx context.Context, c **conn, f frame) (sent bool, r reply, err error) {
+	if *c == nil || !(*c).fresh(b.p.set.timing.read) {
+		fresh, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+		if err != nil {
+			return false, reply{}, err
+		}
+		if *c != nil {
+			(*c).close()
+		}
+		*c = fresh
+	}
+	r, err = (*c).exchange(ctx, "POST", "/mcp", b.headers, f.raw, maxAnswer)
+	return true, r, err
+}
+
+// wait is the time that the call itself asks to wait.
+func (f frame) wait() time.Duration {
+	if !f.waits() {
+		return 0
+	}
+	var seconds float64
+	json.Unmarshal(member(member(f.params, "arguments"), "wait_seconds"), &seconds)
+	return time.Duration(min(max(seconds, 0), 300) * float64(time.Second))
+}
+
+// give hands the server's answer to the client, byte for byte.
+func (b *bridge) give(f frame, answer []byte) {
+	if bytes.IndexByte(answer, '\n') >= 0 { // none of ours: it must not break the framing
+		var one bytes.Buffer
+		if json.Compact(&one, answer) != nil {
+			b.fail(f, "the server's answer is no JSON")
+			return
+		}
+		answer = one.Bytes()
+	}
+	b.p.client.remember(f, answer)
+	b.p.client.write(answer)
+}
+
+// pause waits as long as a busy server asks; false when there is no time left.
+func (b *bridge) pause(ctx context.Context, r reply) bool {
+	seconds, err := strconv.Atoi(r.header.Get("Retry-After"))
+	if err != nil || seconds < 0 {
+		seconds = 1
+	}
+	t := time.NewTimer(time.Duration(seconds) * time.Second)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// fail tells the client that nobody knows whether its call was executed.
+func (b *bridge) fail(f frame, why string) {
+	if f.id == nil || !validID(f.id) {
+		return // a notification is never answered
+	}
+	e := outcomeUnknown(why)
+	e.Data = map[string]any{"request_id": f.id, "outcome": "unknown"}
+	b.p.client.write(errorMessage(f.id, e))
+}
+
+// refuse gives the client a refusal that no election can cure.
+func (b *bridge) refuse(f frame, r reply) {
+	e := rpcErrorf(codeInternal, "the server refused the message with status %d: %s", r.status, clip(r.message(), 500))
+	e.Data = map[string]any{"status": r.status, "code": r.code()}
+	if f.id != nil && !validID(f.id) {
+		f.id = nil
+	} else if f.id == nil && json.Valid(f.raw) {
+		return // a notification
+	}
+	b.p.client.write(errorMessage(f.id, e))
+}

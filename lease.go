@@ -1,0 +1,480 @@
+package main
+
+// The lease is the file .ai/local/state/mcp/server.json of a checkout, one JSON object (leaseDocument). The process whose file
+// bears that name is the checkout's server. Design: 10-server.md §2 and §3; the election that acts on it is in election.go.
+//
+// Everything rests on one step: a file is written in full and its inode flocked under a name nobody looks at, and only then
+// gets the lease's name, at once, by link(2) (which fails when the name is taken) or by rename(2) (under server.lock, after
+// looking again that the name still leads to what was judged). So nobody ever sees a lease of ours that is half written or not
+// yet held, its bytes never change, and the kernel lets go of it however its holder dies. No pid proves anything.
+//
+//	reading              probe               verdict     action
+//	absent               -                   create      link; who succeeds is the server
+//	empty, corrupt       -                   stale       take over, however young: we write neither
+//	document, not held   -                   stale       take over
+//	held, another root   -                   foreign     leave it, serve alone
+//	held                 refused, another's  wait        look again: its process may be dying this instant
+//	held                 the same, persists  foreign     leave it, serve alone: a sandbox may hide the port
+//	held, older file     none, ours, silent  superseded  take over, although it answers
+//	held, older release  ours                superseded  take over
+//	held                 ours                attach      bridge to it
+//	held, no url, young  -                   wait        look again
+//	held, no url, old    -                   abandoned   take over
+//	held                 silent              busy        look again; take over after busy grace
+//
+// What the system does not promise: whoever deletes the directory by hand takes part in no lock. We notice by lease.check.
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	leaseSchema = "majordomus-mcp-lease/v1"
+	leaseDir    = ".ai/local/state/mcp" // relative to the checkout's root, as messages show it
+	leaseName   = "server.json"
+	leaseFile   = leaseDir + "/" + leaseName
+	leaseLimit  = 64 << 10
+	tempPrefix  = ".majordomus-lease-" // then random digits; a file of this kind is a lease that has no name yet
+	tempMaxAge  = time.Minute          // an older one that nobody holds was left by a kill
+)
+
+var (
+	errLeaseLost = errors.New("the lease is lost") // for good: elect again
+	errGone      = errors.New("the checkout is no longer there")
+)
+
+var testHookBeforePublish func() // between the decision to publish and the lock
+
+type leaseDocument struct {
+	Schema     string      `json:"schema"`
+	PID        int         `json:"pid"` // for people only
+	Token      string      `json:"token"`
+	Root       string      `json:"root"`
+	URL        *string     `json:"url"`        // nil until the server answers there
+	StartedAt  string      `json:"started_at"` // kept as text: a time we cannot read is no reason to call a lease corrupt
+	Executable *executable `json:"executable"`
+	Version    string      `json:"version"`
+}
+
+// An executable is a program's file as it was when somebody looked.
+type executable struct {
+	Path  string `json:"path"`
+	Mtime int64  `json:"mtime"` // ms since the epoch
+	Size  int64  `json:"size"`
+}
+
+// statExecutable looks at the program's file now; nil when there is none.
+func statExecutable(path string) *executable {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil
+	}
+	return &executable{path, info.ModTime().UnixMilli(), info.Size()}
+}
+
+func leasePath(root string) string { return filepath.Join(root, filepath.FromSlash(leaseFile)) }
+
+type readingState int
+
+const (
+	readingAbsent   readingState = iota
+	readingEmpty                 // nothing but blanks
+	readingCorrupt               // anything that is no lease
+	readingDocument              // a lease, held or not
+)
+
+// A reading is what the one reader found.
+type reading struct {
+	state readingState
+	why   string // what is wrong, for empty and corrupt; one line
+	doc   leaseDocument
+	held  bool
+	info  os.FileInfo // what the name led to (a link itself, not its target); nil when absent or hidden from us
+}
+
+// same says whether nothing has happened between two readings. The inode alone does not: its number is free for the next lease
+// as soon as the file is replaced.
+func (r reading) same(o reading) bool {
+	return r.info != nil && o.info != nil && os.SameFile(r.info, o.info) && r.info.ModTime().Equal(o.info.ModTime()) &&
+		r.state == o.state && r.held == o.held && r.doc.Token == o.doc.Token
+}
+
+// readLease is the only reader of a lease, and it never fails. The file is input from outside: it is not followed when it is a
+// link, not waited for when it is a pipe, and read to 64 KiB.
+func readLease(path string) reading {
+	for limit := time.Now().Add(100 * time.Millisecond); ; {
+		r := readLeaseOnce(path)
+		if r.state != readingDocument || r.held {
+			return r
+		}
+		// Whoever publishes lets go of the file we have opened once a new one is in place. Only a file that still bears the
+		// name and is not held is a dead server's.
+		if now, err := os.Lstat(path); err == nil && os.SameFile(now, r.info) || time.Now().After(limit) {
+			return r
+		}
+	}
+}
+
+func readLeaseOnce(path string) reading {
+	f, err := os.OpenFile(path, os.O_RDONLY|openWary, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return reading{state: readingAbsent}
+	}
+	if err != nil {
+		info, statErr := os.Lstat(path)
+		if errors.Is(statErr, fs.ErrNotExist) {
+			return reading{state: readingAbsent}
+		}
+		if info != nil && !info.Mode().IsRegular() {
+			err = errors.New(describe(info.Mode()))
+		}
+		return reading{state: readingCorrupt, why: reasonOf(err), info: info}
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return reading{state: readingCorrupt, why: reasonOf(err)}
+	}
+	if !info.Mode().IsRegular() {
+		return reading{state: readingCorrupt, why: describe(info.Mode()), info: info}
+	}
+	data, err := io.ReadAll(io.LimitReader(f, leaseLimit+1))
+	if err != nil {
+		return reading{state: readingCorrupt, why: reasonOf(err), info: info}
+	}
+	r := parseLease(data)
+	r.info = info
+	if r.state == readingDocument {
+		// Any answer but "yours" and "no locks here" counts as held: fails closed, a lease is not robbed because we could not ask.
+		// Without locks there is no live lease, and taking over fails at server.lock.
+		err := flock(f, false)
+		r.held = err != nil && !errors.Is(err, errNoLocks)
+	}
+	return r
+}
+
+// parseLease tells what the bytes of a lease file are. Unknown keys are ignored, missing ones are zero.
+func parseLease(data []byte) reading {
+	corrupt := func(format string, args ...any) reading {
+		return reading{state: readingCorrupt, why: fmt.Sprintf(format, args...)}
+	}
+	text := bytes.TrimSpace(data)
+	switch {
+	case len(data) > leaseLimit:
+		return corrupt("it is over %d bytes", leaseLimit)
+	case len(text) == 0:
+		return reading{state: readingEmpty, why: "it is empty"}
+	case !json.Valid(text):
+		return corrupt("it is not JSON")
+	case text[0] != '{':
+		return corrupt("it is not a JSON object")
+	}
+	var doc leaseDocument
+	if err := json.Unmarshal(text, &doc); err != nil {
+		var typed *json.UnmarshalTypeError
+		if errors.As(err, &typed) {
+			return corrupt("its %q is a %s", typed.Field, typed.Value)
+		}
+		return corrupt("%q", err.Error())
+	}
+	switch {
+	case doc.Schema != leaseSchema:
+		return corrupt("its schema is %.40q, not %q", doc.Schema, leaseSchema)
+	case doc.URL != nil && !isLeaseURL(*doc.URL):
+		return corrupt("its url %.80q is not http://127.0.0.1:PORT", *doc.URL)
+	}
+	return reading{state: readingDocument, doc: doc}
+}
+
+// isLeaseURL accepts the one form we write. Nothing is ever sent to another.
+func isLeaseURL(url string) bool {
+	port, ok := strings.CutPrefix(url, "http://127.0.0.1:")
+	n, err := strconv.ParseUint(port, 10, 16)
+	return ok && err == nil && n > 0 && strconv.FormatUint(n, 10) == port
+}
+
+func describe(mode fs.FileMode) string {
+	switch {
+	case mode.IsDir():
+		return "it is a directory"
+	case mode&fs.ModeSymlink != 0:
+		return "it is a symbolic link"
+	}
+	return "it is not a regular file"
+}
+
+// reasonOf is the cause of a failed file operation without the path, which the message around it names.
+func reasonOf(err error) string {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err.Error()
+	}
+	return err.Error()
+}
+
+// placeLease writes the document into a new file, locks it, and gives it the lease's name by place, which is os.Link or
+// os.Rename. The descriptor it returns holds the lease until it is closed. No other name is left behind, except by a kill.
+func placeLease(dir string, doc leaseDocument, place func(from, to string) error) (f *os.File, err error) {
+	data, err := json.Marshal(doc)
+	if err != nil {
+		return nil, err
+	}
+	temp := filepath.Join(dir, tempPrefix+randomHex(8))
+	f, err = os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		os.Remove(temp) // after a rename there is nothing to remove
+		if err != nil {
+			f.Close()
+			f = nil
+		}
+	}()
+	// Not synced to disk: after a power cut every lease is stale anyway.
+	if _, err = f.Write(data); err != nil {
+		return f, err
+	}
+	if err = flock(f, true); err != nil {
+		return f, err
+	}
+	return f, place(temp, filepath.Join(dir, leaseName))
+}
+
+// removeOldTemps removes what killed processes left between making a file and naming it. The caller holds server.lock.
+func removeOldTemps(dir string) {
+	entries, _ := os.ReadDir(dir) // what cannot be read is left for another time
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), tempPrefix) {
+			continue
+		}
+		path := filepath.Join(dir, entry.Name())
+		r := readLease(path)
+		if r.info != nil && r.info.Mode().IsRegular() && !r.held && time.Since(r.info.ModTime()) > tempMaxAge {
+			os.Remove(path)
+		}
+	}
+}
+
+// A lease is this process's right to be the server. It is held until it is released, lost, or the process dies. All methods
+// may be called at the same time. Whoever got it owes it a release, also after publish or check have failed.
+type lease struct {
+	root string
+	path string
+	pin  *os.File // the root directory, open so that its inode number stays its own while we compare with it
+	id   string   // the token, readable without the mutex
+
+	mu   sync.Mutex
+	doc  leaseDocument
+	file *os.File    // holds the flock; nil once released
+	info os.FileInfo // of file, whose inode cannot be another's as long as file is open
+	lost error       // set once, then the name is never touched again
+}
+
+// newLease makes a tenure of its own out of the elector's lease. The error is that of place.
+func newLease(dir string, doc leaseDocument, place func(from, to string) error) (*lease, error) {
+	pin, err := os.Open(doc.Root)
+	if err != nil {
+		return nil, err
+	}
+	l := &lease{root: doc.Root, path: filepath.Join(dir, leaseName), pin: pin, id: doc.Token}
+	if err := l.placeLocked(dir, doc, place); err != nil { // nobody else knows l yet
+		pin.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+// placeLocked makes a new file ours and lets go of the one before it, in this order: a reader who finds the old one open
+// must find the name leading elsewhere.
+func (l *lease) placeLocked(dir string, doc leaseDocument, place func(from, to string) error) error {
+	f, err := placeLease(dir, doc, place)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	if err != nil {
+		f.Close() // in the name, but not held: stale, the next one takes it over
+		return err
+	}
+	if l.file != nil {
+		l.file.Close()
+	}
+	l.doc, l.file, l.info = doc, f, info
+	return nil
+}
+
+// token identifies this tenure. It is a secret.
+func (l *lease) token() string { return l.id }
+
+// document is what this process has written, token included.
+func (l *lease) document() leaseDocument {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.doc
+}
+
+// publish says where the server answers; it must do so already. errLeaseLost: another process was faster, attach to it.
+// *aloneError: the lease is still ours, without a url; release it and serve alone.
+func (l *lease) publish(url string) error {
+	if testHookBeforePublish != nil {
+		testHookBeforePublish()
+	}
+	if !isLeaseURL(url) {
+		return fmt.Errorf("publishing the lease: %q is not a url of ours", url)
+	}
+	err := l.publishFile(url)
+	if err == nil || errors.Is(err, errLeaseLost) {
+		return err
+	}
+	return aloneFor("publishing "+leaseFile, err)
+}
+
+func (l *lease) publishFile(url string) error {
+	if err := l.check(); err != nil { // also brings back a directory that was deleted, for the lock to be in
+		return err
+	}
+	dir := filepath.Dir(l.path)
+	return underNameLock(context.Background(), dir, func() error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		doc := l.doc
+		doc.URL = &url
+		ours, err := l.oursLocked()
+		switch {
+		case err != nil:
+			return err
+		case ours:
+			return l.placeLocked(dir, doc, os.Rename)
+		}
+		l.doc = doc // gone since the check: the new file bears the url at once
+		return l.relinkLocked()
+	})
+}
+
+// check says whether the lease is still ours: nil or errLeaseLost. It costs one lstat. A file that is merely gone is put back
+// before it returns; what else was in the directory is not (the journal looks after itself). When the checkout is gone too,
+// or another directory stands in its place, nothing is put back and the answer is nil: there is nobody to lose to yet.
+func (l *lease) check() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ours, err := l.oursLocked()
+	if ours || err != nil {
+		return err
+	}
+	if err := l.relinkLocked(); !errors.Is(err, errGone) {
+		return err
+	}
+	return nil
+}
+
+// oursLocked looks where the name leads: true to our file, false to nothing we can see, an error to another's.
+// Whose it is does not matter: a copy without a holder is not ours either, and the election will sort it out.
+func (l *lease) oursLocked() (bool, error) {
+	if l.lost != nil {
+		return false, l.lost
+	}
+	now, err := os.Lstat(l.path)
+	switch {
+	case err != nil:
+		return false, nil
+	case os.SameFile(now, l.info):
+		return true, nil
+	}
+	return false, l.loseLocked("another file has taken its place")
+}
+
+// relinkLocked puts a new file of the same tenure in place of one that is gone. Failing is losing: fails closed, a server that
+// nobody can find must not take commands.
+func (l *lease) relinkLocked() error {
+	for limit := time.Now().Add(time.Second); ; {
+		if !l.checkoutThere() {
+			return errGone
+		}
+		dir, err := stateDir(l.root)
+		if err == nil {
+			err = l.placeLocked(dir, l.doc, os.Link)
+		}
+		if err == nil {
+			return nil
+		}
+		// A git clean at work takes away the directories that were just made, and is soon through.
+		if !errors.Is(err, fs.ErrNotExist) || time.Now().After(limit) {
+			return l.loseLocked("putting the deleted file back: " + err.Error())
+		}
+	}
+}
+
+// checkoutThere says whether the root is still the directory that was leased. A worktree that was removed and added again is
+// another one: its server is whoever starts there next, not one that remembers the old one.
+func (l *lease) checkoutThere() bool {
+	leased, err1 := l.pin.Stat()
+	now, err2 := os.Stat(l.root)
+	_, err3 := os.Lstat(filepath.Join(l.root, ".git"))
+	return err1 == nil && err2 == nil && err3 == nil && os.SameFile(leased, now)
+}
+
+func (l *lease) loseLocked(why string) error {
+	l.lost = fmt.Errorf("%w: %s", errLeaseLost, why)
+	return l.lost
+}
+
+// release gives the lease up: it removes the file if it is still ours, then lets go of the lock. After that every check and
+// publish is errLeaseLost. A second call does nothing. After an error the file may stand; nobody holds it, so it is stale.
+func (l *lease) release() error {
+	l.mu.Lock()
+	ours, _ := l.oursLocked()
+	l.mu.Unlock()
+	var err error
+	if ours {
+		err = underNameLock(context.Background(), filepath.Dir(l.path), func() error {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if ours, _ := l.oursLocked(); !ours {
+				return nil
+			}
+			l.loseLocked("it was released") // in one step with the removal, or a check would put it back
+			return os.Remove(l.path)
+		})
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lost == nil {
+		l.loseLocked("it was released")
+	}
+	if l.file != nil {
+		l.file.Close()
+		l.pin.Close()
+		l.file = nil
+	}
+	if err != nil {
+		return fmt.Errorf("releasing %s: %w", leaseFile, err)
+	}
+	return nil
+}
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b) // never fails
+	return hex.EncodeToString(b)
+}
+
+// replaced reports whether the program file is no longer the one noted.
+func (e *executable) replaced() bool {
+	now := statExecutable(e.Path)
+	return now == nil || *now != *e
+}

@@ -1,0 +1,341 @@
+// Majordomus makes the agents that work on one repository visible to each
+// other. `majordomus mcp` is started by an MCP client in a checkout; the first
+// one serves, the later ones bridge their clients to it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const usage = `Usage:
+    majordomus mcp [--standalone] [--http-port N] [--repo DIR]
+                   [--discovery vcs|filesystem] [--strict]
+    majordomus version
+    majordomus help [command]
+
+mcp is started by an MCP client inside a git checkout. The first process of a
+checkout is its server; every later one bridges its client to it.
+
+Example, for Claude Code:
+    claude mcp add majordomus -- majordomus mcp
+`
+
+const usageMCP = `Usage: majordomus mcp [flags]
+
+Serves one MCP client on stdin and stdout, and the checkout beside it: as its
+server on loopback, or as a bridge to the server that is already there.
+
+    --standalone       serve this client alone: no port, no lease, no file
+    --http-port N      port to listen on (default 8741; taken: a free one; 0: any)
+    --repo DIR         look for the checkout here instead of the working directory
+    --discovery MODE   which documents of the repository are shown:
+                       vcs (tracked files, the default) or filesystem
+    --strict           refuse to start when one of them cannot be read
+
+Environment: MAJORDOMUS_NAME, MAJORDOMUS_CIRCLE and MAJORDOMUS_ROLE name this
+client to the others; MAJORDOMUS_LOG is debug, info, warn or error.
+`
+
+// version is set by -ldflags "-X main.version=1.2.3"; empty: from the build.
+var version string
+
+// Exit codes beside 0.
+const (
+	exitUsage    = 2
+	exitInternal = 13
+)
+
+// usageError is the caller's mistake: exit 2.
+type usageError struct{ error }
+
+func main() {
+	ctx, ending := notifySignals()
+	err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	ending.exit(exitCode(err, os.Stderr))
+}
+
+// exitCode is the one place that turns an error into an exit code.
+func exitCode(err error, stderr io.Writer) int {
+	switch wrong := (usageError{}); {
+	case err == nil:
+		return 0
+	case errors.As(err, &wrong):
+		fmt.Fprintf(stderr, "majordomus: %v\nhint: majordomus help\n", err)
+		return exitUsage
+	default:
+		fmt.Fprintf(stderr, "majordomus: %v\n", err)
+		return exitInternal
+	}
+}
+
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
+	command := "help"
+	if len(args) > 0 {
+		command, args = args[0], args[1:]
+	}
+	switch command {
+	case "mcp":
+		return commandMCP(ctx, args, stdin, stdout, stderr)
+	case "version", "--version", "-version":
+		fmt.Fprintln(stdout, "majordomus "+programVersion())
+		return nil
+	case "help", "--help", "-help", "-h":
+		text := usage
+		if len(args) > 0 && args[0] == "mcp" {
+			text = usageMCP
+		}
+		fmt.Fprint(stdout, text)
+		return nil
+	}
+	return usageError{fmt.Errorf("there is no command %q", command)}
+}
+
+// settings is everything a process is told: its flags and its environment.
+type settings struct {
+	dir        string // where to look for the checkout
+	standalone bool
+	httpPort   int
+	discovery  string // vcs or filesystem
+	strict     bool
+	timing     timings
+	version    string
+	exe        *executable // this program's file, noted at start; nil when unknown
+	aloneWhy   string      // not empty: the client is served alone from the start
+}
+
+// timings are the bounds of 10-server.md §3.
+type timings struct {
+	probe, bindGrace, busyGrace, join, sessionIdle, ping, read, reattach time.Duration
+}
+
+// readTimings takes the defaults and what the environment changes: a seam for
+// tests and operators.
+func readTimings(getenv func(string) string) (timings, error) {
+	var t timings
+	for _, v := range []struct {
+		name     string
+		field    *time.Duration
+		standard time.Duration
+	}{
+		{"MAJORDOMUS_PROBE_TIMEOUT", &t.probe, 2 * time.Second},
+		{"MAJORDOMUS_BIND_GRACE", &t.bindGrace, 15 * time.Second},
+		{"MAJORDOMUS_BUSY_GRACE", &t.busyGrace, 10 * time.Second},
+		{"MAJORDOMUS_JOIN_TIMEOUT", &t.join, 20 * time.Second},
+		{"MAJORDOMUS_SESSION_IDLE", &t.sessionIdle, 90 * time.Second},
+		{"MAJORDOMUS_PING_INTERVAL", &t.ping, 20 * time.Second},
+		{"MAJORDOMUS_READ_DEADLINE", &t.read, 30 * time.Second},
+		{"MAJORDOMUS_REATTACH_GRACE", &t.reattach, 15 * time.Minute},
+	} {
+		*v.field = v.standard
+		text := getenv(v.name)
+		if text == "" {
+			continue
+		}
+		d, err := time.ParseDuration(text)
+		if err != nil || d <= 0 {
+			return t, usageError{fmt.Errorf("%s=%q: give a positive duration, for example %v", v.name, text, v.standard)}
+		}
+		*v.field = d
+	}
+	if t.busyGrace >= t.join {
+		return t, usageError{fmt.Errorf("MAJORDOMUS_BUSY_GRACE (%v) must be below MAJORDOMUS_JOIN_TIMEOUT (%v)", t.busyGrace, t.join)}
+	}
+	return t, nil
+}
+
+// readSettings reads flags and environment. flag.ErrHelp means that the usage
+// was asked for.
+func readSettings(args []string, getenv func(string) string) (*settings, error) {
+	set := &settings{version: programVersion(), exe: ownExecutable()}
+	flags := flag.NewFlagSet("mcp", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	flags.BoolVar(&set.standalone, "standalone", false, "")
+	flags.IntVar(&set.httpPort, "http-port", 8741, "")
+	flags.StringVar(&set.dir, "repo", "", "")
+	flags.StringVar(&set.discovery, "discovery", "vcs", "")
+	flags.BoolVar(&set.strict, "strict", false, "")
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return nil, err
+	case err != nil:
+		return nil, usageError{fmt.Errorf("mcp: %w", err)}
+	case flags.NArg() > 0:
+		return nil, usageError{fmt.Errorf("mcp takes no argument, got %q", flags.Arg(0))}
+	case set.httpPort < 0 || set.httpPort > 65535:
+		return nil, usageError{fmt.Errorf("--http-port %d: give a port from 0 to 65535", set.httpPort)}
+	case set.discovery != "vcs" && set.discovery != "filesystem":
+		return nil, usageError{fmt.Errorf("--discovery %q: give vcs or filesystem", set.discovery)}
+	}
+	if set.dir != "" {
+		if info, err := os.Stat(set.dir); err != nil || !info.IsDir() {
+			return nil, usageError{fmt.Errorf("--repo %q is not a directory", set.dir)}
+		}
+	}
+	var err error
+	set.timing, err = readTimings(getenv)
+	return set, err
+}
+
+func commandMCP(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
+	set, err := readSettings(args, os.Getenv)
+	if errors.Is(err, flag.ErrHelp) {
+		fmt.Fprint(stderr, usageMCP)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	level, err := logLevel(os.Getenv("MAJORDOMUS_LOG"))
+	if err != nil {
+		return err
+	}
+	lines := newLineWriter(stderr)
+	defer lines.flush()
+	log := slog.New(&lineHandler{out: lines, level: level})
+	greet(stdin, log)
+
+	p := &process{set: set, log: log}
+	name := ""
+	p.checkout, err = findCheckout(set.dir)
+	switch {
+	case set.standalone:
+		set.aloneWhy = "--standalone was given"
+	case err != nil:
+		set.aloneWhy = err.Error()
+	}
+	if err == nil {
+		name = filepath.Base(p.checkout.root)
+	}
+	if f, ok := stdin.(*os.File); ok {
+		polled, restore := pollable(f)
+		defer restore()
+		stdin = polled
+	}
+	p.client = newClient(stdin, stdout, name, os.Getenv)
+	if set.aloneWhy == "" {
+		p.elector = newElector(p)
+	}
+	p.run(ctx)
+	return nil
+}
+
+func newElector(p *process) *elector {
+	return &elector{
+		root:    p.checkout.root,
+		version: p.set.version,
+		exe:     p.set.exe,
+		timing:  p.set.timing,
+		log:     p.log,
+		ended:   p.client.ended,
+		probe: func(ctx context.Context, doc leaseDocument) (*conn, probeResult, error) {
+			return dialServer(ctx, doc, p.set.timing.probe)
+		},
+	}
+}
+
+// greet tells a person who started the program in a terminal what it is
+// waiting for. A client's pipe gets none of it.
+func greet(stdin io.Reader, log *slog.Logger) {
+	f, ok := stdin.(*os.File)
+	if !ok {
+		return
+	}
+	info, err := f.Stat()
+	if err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return
+	}
+	if null, err := os.Stat(os.DevNull); err == nil && os.SameFile(info, null) {
+		return
+	}
+	log.Info("waiting for an MCP client's messages on standard input, one JSON object a line; this is started by a client, see majordomus help; end it with ctrl-d or ctrl-c")
+}
+
+// programVersion is the release, without the leading v, or (devel).
+func programVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return strings.TrimPrefix(info.Main.Version, "v")
+	}
+	return "(devel)"
+}
+
+// logLevel reads MAJORDOMUS_LOG.
+func logLevel(text string) (slog.Level, error) {
+	switch text {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "", "info":
+		return slog.LevelInfo, nil
+	case "warn":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	}
+	return 0, usageError{fmt.Errorf("MAJORDOMUS_LOG=%q: give debug, info, warn or error", text)}
+}
+
+// ending is how a signal ends the process.
+type ending struct {
+	signals chan os.Signal
+	cancel  context.CancelCauseFunc
+	ctx     context.Context
+}
+
+// signalled is the cause of a context that a signal has ended.
+type signalled struct{ os.Signal }
+
+func (s signalled) Error() string { return "signal: " + s.String() }
+
+// notifySignals ends the context at the first signal, upon which the lease is
+// released. At a second one, or when ending takes too long (somebody does not
+// read our stdout), the process dies as it is.
+func notifySignals() (context.Context, *ending) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	e := &ending{signals: make(chan os.Signal, 2), cancel: cancel, ctx: ctx}
+	signal.Notify(e.signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	// Notified rather than ignored: an ignored SIGPIPE would be inherited by
+	// the processes we start. A broken stdout then is a write error.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	go func() { // ends with the process
+		first := <-e.signals
+		cancel(signalled{first})
+		select {
+		case <-e.signals:
+		case <-time.After(endingTime + time.Second/2):
+		}
+		dieOf(first)
+	}()
+	return ctx, e
+}
+
+// exit ends the process as it was asked to: by the signal that ended it, so
+// that its parent can tell, or with a code.
+func (e *ending) exit(code int) {
+	if s := (signalled{}); errors.As(context.Cause(e.ctx), &s) {
+		dieOf(s.Signal)
+	}
+	os.Exit(code)
+}
+
+// ownExecutable notes the file this process was started from; nil when unknown.
+func ownExecutable() *executable {
+	path, err := os.Executable()
+	if err != nil {
+		return nil
+	}
+	return statExecutable(path)
+}

@@ -1,0 +1,145 @@
+package main
+
+// The state directory holds what outlives a process: the lease, the journal. This file makes it, refuses one that leads
+// elsewhere, and gives out the one lock under which names in it change.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+const (
+	nameLock    = "server.lock" // never removed: who waits for it would wake up with a file that has lost the name
+	nameLockMax = 2 * time.Second
+)
+
+var (
+	errNotPlain = errors.New("not what majordomus may use") // a link or a file where a real directory must be, or the reverse
+	errHeld     = errors.New("locked by another process")   // flock would have waited
+	errNoLocks  = errors.New("file locks are not supported here")
+)
+
+// stateDir makes the directory of the lease and everything else that survives a process, and returns its path. No component
+// may be a link: a cloned repository must not lead our files, or the token, elsewhere.
+func stateDir(root string) (string, error) {
+	dir, ignored := root, false
+	for name := range strings.SplitSeq(leaseDir, "/") {
+		dir = filepath.Join(dir, name)
+		made, err := realDir(dir, name == "mcp")
+		if err != nil {
+			return "", err
+		}
+		// The topmost directory of ours that was not there before tells git to look away from all of it. Not .ai: that name
+		// is shared with other tools, whose files may well be tracked.
+		if made && !ignored && name != ".ai" {
+			if err := writeIgnore(dir); err != nil {
+				os.Remove(dir) // else the next start would find it there and leave it unignored for good
+				return "", err
+			}
+			ignored = true
+		}
+	}
+	return dir, nil
+}
+
+// realDir makes sure that dir is a directory and no link, and says whether it had to be made. A private one is for this user
+// alone; bits are only ever taken away from one that exists, so that who made it read-only keeps it so.
+func realDir(dir string, private bool) (made bool, err error) {
+	mode := fs.FileMode(0o777)
+	if private {
+		mode = 0o700
+	}
+	info, err := os.Lstat(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err = os.Mkdir(dir, mode); err == nil {
+			return true, nil
+		}
+		if errors.Is(err, fs.ErrExist) { // somebody was faster
+			info, err = os.Lstat(dir)
+		}
+	}
+	switch {
+	case err != nil:
+		return false, err
+	case info.Mode()&fs.ModeSymlink != 0:
+		return false, fmt.Errorf("%w: %s is a symbolic link, and none is followed here", errNotPlain, dir)
+	case !info.IsDir():
+		return false, fmt.Errorf("%w: %s is not a directory", errNotPlain, dir)
+	case private && info.Mode().Perm()&^mode != 0:
+		// Fails closed: in a directory that others may write they could put a lease of their own in place of ours.
+		return false, os.Chmod(dir, info.Mode().Perm()&mode)
+	}
+	return false, nil
+}
+
+func writeIgnore(dir string) error {
+	path := filepath.Join(dir, ".gitignore")
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if errors.Is(err, fs.ErrExist) {
+		return nil // somebody was faster; theirs to say
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("*\n")
+	if err = errors.Join(err, f.Close()); err != nil {
+		os.Remove(path)
+	}
+	return err
+}
+
+// underNameLock runs change while no other process of ours changes what the lease's name leads to. Creating needs no lock: a
+// link takes nothing from anybody. A lock on the lease itself would not do: it goes with the inode, and who waits for it wakes
+// up holding a file that has lost the name.
+func underNameLock(ctx context.Context, dir string, change func() error) error {
+	path := filepath.Join(dir, nameLock)
+	limit := time.Now().Add(nameLockMax)
+	for delay := firstDelay; ; delay = nextDelay(delay) {
+		f, err := lockFile(path)
+		if err == nil {
+			defer f.Close() // lets go of the lock
+			return change()
+		}
+		if !errors.Is(err, errHeld) {
+			return err
+		}
+		if time.Now().After(limit) {
+			return fmt.Errorf("%s/%s has been %w for %v", leaseDir, nameLock, err, nameLockMax)
+		}
+		if err := pause(ctx, delay, nil); err != nil {
+			return err
+		}
+	}
+}
+
+// lockFile opens and locks the file, or errHeld. The lock counts only if the name still leads to what was locked.
+func lockFile(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|openWary, 0o600)
+	if info, statErr := os.Lstat(path); statErr == nil && !info.Mode().IsRegular() {
+		f.Close() // or nil, which Close knows
+		return nil, fmt.Errorf("%w: %s: %s", errNotPlain, path, describe(info.Mode()))
+	}
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		err = flock(f, true)
+	}
+	if err == nil {
+		if now, statErr := os.Lstat(path); statErr != nil || !os.SameFile(now, info) {
+			err = errHeld // the directory was deleted or replaced meanwhile: open it anew
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}

@@ -1,0 +1,481 @@
+package main
+
+// The process's own client: frames in on stdin, answers out on stdout, and the
+// process's life as a sequence of roles. A role is a function: serve, follow or
+// alone. Each takes frames from the client until it is over and returns the
+// election that decides on the next; the client initializes only once.
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// frame is one line of the client, decoded as far as it takes to know what it is.
+type frame struct {
+	raw     []byte
+	tooLong bool // the line was over maxMessage and has been skipped
+	id      json.RawMessage
+	method  string
+	params  json.RawMessage
+	tool    string // of tools/call
+}
+
+// readFrame looks into a line without judging it: of a line that is no JSON
+// the fields may be anything.
+func readFrame(raw []byte) frame {
+	f := frame{raw: raw}
+	members(raw, func(key string, value json.RawMessage) {
+		switch key {
+		case "id":
+			f.id = value
+		case "method":
+			json.Unmarshal(value, &f.method)
+		case "params":
+			f.params = value
+		}
+	})
+	if f.method == "tools/call" {
+		f.tool = stringMember(f.params, "name")
+	}
+	return f
+}
+
+// waits reports whether the frame is a call that may wait, and so must not
+// hold up those behind it.
+func (f frame) waits() bool {
+	c := toolTable()[f.tool]
+	return f.tool != "" && c != nil && c.mayWait
+}
+
+// repeatable reports whether the frame may be sent again although the first
+// one may have been executed.
+func (f frame) repeatable() bool {
+	if f.method != "tools/call" {
+		return f.method != "" // a batch may hold a call: not repeatable
+	}
+	c := toolTable()[f.tool]
+	return c != nil && (!c.command || c.idempotent)
+}
+
+// client is what the process knows of its own client, in every role.
+type client struct {
+	frames chan frame    // closed at the end of input
+	ended  chan struct{} // closed when the input has ended, read or not, or nobody reads the answers
+	broken chan struct{} // closed when stdout cannot be written any more
+	leave  sync.Once     // closes ended
+
+	out   io.Writer
+	outMu sync.Mutex
+
+	mu       sync.Mutex
+	back     []frame // given back unanswered, to be taken before frames
+	drained  bool    // frames is closed and empty
+	identity string
+	address  *peerAddress
+	carried  carried // what goes along to the next server
+}
+
+func newClient(in io.Reader, out io.Writer, name string, getenv func(string) string) *client {
+	c := &client{
+		frames:   make(chan frame, 16),
+		ended:    make(chan struct{}),
+		broken:   make(chan struct{}),
+		out:      out,
+		identity: randomID(),
+		address:  ownAddress(getenv, os.Getppid()),
+		carried:  carried{Name: getenv("MAJORDOMUS_NAME"), Circle: getenv("MAJORDOMUS_CIRCLE"), Role: getenv("MAJORDOMUS_ROLE")},
+	}
+	if c.carried.Name == "" {
+		c.carried.Name = name
+	}
+	go c.read(in) // ends with the input, or with the process
+	return c
+}
+
+// ownAddress is where the process that started us can be reached: the client.
+// Its messaging token is a credential and is never read.
+func ownAddress(getenv func(string) string, parent int) *peerAddress {
+	host, _ := os.Hostname()
+	a := &peerAddress{Host: host, PID: parent, Socket: getenv("CLAUDE_CODE_MESSAGING_SOCKET")}
+	if pid, err := strconv.Atoi(getenv("CLAUDE_PID")); err == nil && pid > 0 {
+		a.PID = pid
+	}
+	for _, p := range []struct{ variable, provider string }{
+		{"CLAUDECODE", "claude-code"}, {"CLAUDE_CODE_SESSION_ID", "claude-code"},
+		{"CODEX_THREAD_ID", "codex"}, {"CODEX_SANDBOX", "codex"},
+		{"GEMINI_CLI", "gemini-cli"},
+		{"OPENCODE", "opencode"},
+		{"CURSOR_TRACE_ID", "cursor"}, {"CURSOR_AGENT", "cursor"},
+	} {
+		if a.Provider == "" && getenv(p.variable) != "" {
+			a.Provider = p.provider
+		}
+	}
+	for _, variable := range []string{"MAJORDOMUS_PROVIDER_SESSION", "CLAUDE_CODE_SESSION_ID", "CODEX_THREAD_ID"} {
+		if a.Session == "" {
+			a.Session = getenv(variable)
+		}
+	}
+	return a
+}
+
+// read turns the input into frames: CRLF, blank lines, a BOM before the first
+// line and a last line without its newline are all accepted.
+func (c *client) read(in io.Reader) {
+	r := bufio.NewReaderSize(in, 64<<10)
+	for first := true; ; first = false {
+		line, tooLong, err := readLine(r)
+		if first {
+			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
+		}
+		if line = bytes.Trim(line, " \t\r\n"); len(line) > 0 || tooLong {
+			f := frame{tooLong: true}
+			if !tooLong {
+				f = readFrame(line)
+			}
+			c.frames <- f
+		}
+		if err != nil {
+			c.leave.Do(func() { close(c.ended) })
+			close(c.frames)
+			return
+		}
+	}
+}
+
+// readLine reads one line of at most maxMessage bytes into memory of its own;
+// what is longer is read to its end without being kept.
+func readLine(r *bufio.Reader) (line []byte, tooLong bool, err error) {
+	for {
+		part, err := r.ReadSlice('\n')
+		if !tooLong {
+			line = append(line, part...)
+		}
+		if len(line) > maxMessage+2 { // with its CRLF
+			line, tooLong = nil, true
+		}
+		if err != bufio.ErrBufferFull {
+			return line, tooLong, err
+		}
+	}
+}
+
+func tooLongAnswer() []byte {
+	return errorMessage(nil, rpcErrorf(codeParse, "a message may have at most %d bytes; this line was longer and has been skipped", maxMessage))
+}
+
+// next returns the next frame to be answered; false at the end of input, and
+// when ctx or stop is done.
+func (c *client) next(ctx context.Context, stop <-chan struct{}) (frame, bool) {
+	c.mu.Lock()
+	if len(c.back) > 0 && ctx.Err() == nil {
+		f := c.back[0]
+		c.back = c.back[1:]
+		c.mu.Unlock()
+		return f, true
+	}
+	c.mu.Unlock()
+	select {
+	case f, ok := <-c.frames:
+		if !ok {
+			c.mu.Lock()
+			c.drained = true
+			c.mu.Unlock()
+		}
+		return f, ok
+	case <-stop:
+	case <-ctx.Done():
+	case <-c.broken:
+	}
+	return frame{}, false
+}
+
+// unread gives frames back, to be the next ones in this order.
+func (c *client) unread(f ...frame) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.back = append(f[:len(f):len(f)], c.back...)
+}
+
+// done reports whether the client has left: everything it sent is answered, or
+// nobody reads the answers.
+func (c *client) done() bool {
+	select {
+	case <-c.broken:
+		return true
+	default:
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.drained && len(c.back) == 0
+}
+
+// write sends one answer: one write, so that lines never interleave.
+func (c *client) write(answer []byte) {
+	c.outMu.Lock()
+	defer c.outMu.Unlock()
+	if _, err := c.out.Write(append(answer, '\n')); err != nil {
+		select {
+		case <-c.broken:
+		default:
+			close(c.broken)
+			c.leave.Do(func() { close(c.ended) })
+		}
+	}
+}
+
+// remember keeps what an answered frame changed of the client's standing, so
+// that the next server can be told.
+func (c *client) remember(f frame, answer []byte) {
+	switch {
+	case f.method == "initialize":
+		if version := stringMember(member(answer, "result"), "protocolVersion"); version != "" {
+			c.mu.Lock()
+			c.carried.Initialize, c.carried.Version = f.params, version
+			c.mu.Unlock()
+		}
+	case f.tool == "majordomus_announce":
+		if claims := claimsOf(member(member(answer, "result"), "structuredContent")); claims != nil {
+			c.mu.Lock()
+			c.carried.Claims = claims
+			c.mu.Unlock()
+		}
+	}
+}
+
+// claimsOf reads the claims out of an answer to announce, the latest last; nil
+// when the answer is a failure.
+func claimsOf(answer json.RawMessage) []announcement {
+	var peer struct {
+		Announcement announcement   `json:"announcement"`
+		Claims       []announcement `json:"claims"`
+	}
+	if len(answer) == 0 || json.Unmarshal(answer, &peer) != nil {
+		return nil
+	}
+	var claims []announcement
+	for _, a := range peer.Claims {
+		if a.Name != peer.Announcement.Name {
+			claims = append(claims, a)
+		}
+	}
+	return append(claims, peer.Announcement)
+}
+
+// attachment is how this client comes onto a board.
+func (c *client) attachment(transport string) attachment {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return attachment{Transport: transport, Identity: c.identity, Address: c.address, Carried: c.carried}
+}
+
+func (c *client) negotiated() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.carried.Version
+}
+
+// named keeps the display name that a server gave to this client.
+func (c *client) named(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.carried.Name = name
+}
+
+// process is one `majordomus mcp`.
+type process struct {
+	set        *settings
+	log        *slog.Logger
+	client     *client
+	checkout   checkout
+	elector    *elector
+	background sync.WaitGroup // what is seen off while the client has moved on
+
+	attachFailing time.Time // since when attaching fails; zero when it does not
+}
+
+// ballot is an election that is going on or has ended.
+type ballot struct {
+	done chan struct{} // closed when out and err are set
+	out  outcome
+	err  error
+}
+
+func (p *process) elect(ctx context.Context) *ballot {
+	b := &ballot{done: make(chan struct{})}
+	go func() { // ends with the election, which is bounded
+		defer close(b.done)
+		b.out, b.err = p.elector.elect(ctx)
+	}()
+	return b
+}
+
+// abandon gives up what an election won when nobody wants it any more.
+func (b *ballot) abandon() {
+	<-b.done
+	if b.out.lease != nil {
+		b.out.lease.release()
+	}
+	if b.out.server != nil {
+		b.out.server.close()
+	}
+}
+
+// run is the life of the process: elect, take the role, and again, until the
+// client has left or a signal came.
+func (p *process) run(ctx context.Context) {
+	defer p.background.Wait()
+	b := p.start(ctx)
+	for b != nil {
+		p.wait(ctx, b)
+		if ctx.Err() != nil {
+			b.abandon()
+			return
+		}
+		switch {
+		case b.err != nil:
+			b = p.alone(ctx, b.err)
+		case b.out.lease != nil:
+			b = p.serve(ctx, b.out.lease)
+		default:
+			b = p.follow(ctx, b.out)
+		}
+	}
+}
+
+// start begins the first election, or says why there is none.
+func (p *process) start(ctx context.Context) *ballot {
+	if p.elector != nil {
+		return p.elect(ctx)
+	}
+	return p.alone(ctx, nil)
+}
+
+// firstAnswer bounds how long initialize waits for the election, so that its
+// answer can say who is here (10-server.md §4).
+const firstAnswer = time.Second
+
+// wait answers the client until the election has ended. Only calls of tools
+// wait for it, and an initialize for a moment.
+func (p *process) wait(ctx context.Context, b *ballot) {
+	var room *server
+	var held []frame
+	defer func() { p.client.unread(held...) }()
+	for {
+		select {
+		case <-b.done:
+			return
+		default:
+		}
+		f, ok := p.client.next(ctx, b.done)
+		switch {
+		case !ok:
+			<-b.done // at the end of input it ends by itself: see elector.ended
+			return
+		case f.tool != "", bytes.HasPrefix(f.raw, []byte("[")):
+			held = append(held, f)
+			continue
+		case f.method == "initialize" && settled(ctx, b):
+			p.client.unread(f)
+			return
+		case f.method == "notifications/cancelled":
+			id := member(f.params, "requestId")
+			held = without(held, id)
+		}
+		if room == nil {
+			room = newServer(p.set, p.checkout, p.log, nil)
+			room.why = "it is not settled yet which process serves this checkout"
+		}
+		n := &session{version: p.client.negotiated(), trusted: true}
+		room.attendFrame(ctx, p.client, n, f)
+	}
+}
+
+// settled waits for the election, but no longer than initialize may.
+func settled(ctx context.Context, b *ballot) bool {
+	t := time.NewTimer(firstAnswer)
+	defer t.Stop()
+	select {
+	case <-b.done:
+		return true
+	case <-t.C:
+	case <-ctx.Done():
+	}
+	return false
+}
+
+// without removes the call that its client cancelled.
+func without(held []frame, id json.RawMessage) []frame {
+	var rest []frame
+	for _, f := range held {
+		if id == nil || !bytes.Equal(f.id, id) {
+			rest = append(rest, f)
+		}
+	}
+	return rest
+}
+
+// aloneAgain is how often a process that is alone for a cause that may pass
+// elects again (10-server.md §3).
+const aloneAgain = 30 * time.Second
+
+// alone serves this client and nobody else, because of why; nil for a process
+// that was told so from the start. It returns the election that found a way
+// out, nil when the client has left.
+func (p *process) alone(ctx context.Context, why error) *ballot {
+	s := newServer(p.set, p.checkout, p.log, nil)
+	s.why = p.set.aloneWhy
+	again := (*aloneError)(nil)
+	if why != nil {
+		s.why = why.Error()
+		p.log.Warn(fmt.Sprintf("serving this client alone: %v", why))
+	} else {
+		p.log.Info("serving this client alone: " + s.why)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var next *ballot
+	var trying sync.WaitGroup
+	if errors.As(why, &again) && again.retry {
+		trying.Go(func() {
+			if next = p.electUntil(ctx); next != nil {
+				s.close()
+			}
+		})
+	}
+	s.attend(ctx, p.client, s.attachOwn(p.client))
+	cancel()
+	trying.Wait()
+	if next != nil && p.client.done() {
+		next.abandon()
+		return nil
+	}
+	return next
+}
+
+// electUntil elects every aloneAgain until an election succeeds; nil when ctx
+// is done first.
+func (p *process) electUntil(ctx context.Context) *ballot {
+	t := time.NewTicker(aloneAgain)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return nil
+		}
+		b := p.elect(ctx)
+		if <-b.done; b.err == nil {
+			return b
+		}
+	}
+}
