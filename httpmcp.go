@@ -362,14 +362,15 @@ func (s *server) sessionNotFound(w http.ResponseWriter, r *http.Request) {
 // concerns the bridge itself; the body is the client's.
 func (s *server) serveBridge(w http.ResponseWriter, r *http.Request, n *session, body []byte) {
 	if s.gone() {
-		s.refuseLate(w, r, body)
+		s.refuseLate(w, r, member(body, "params"))
 		return
 	}
 	ping := bytes.Contains(body, []byte(`"ping"`)) // at worst one that need not be
 	if !ping && !s.startWork(w, r) {
 		return
 	}
-	answer, err := s.answerSafely(s.callContext(w, r, n, body), n, body)
+	f := readFrame(body)
+	answer, err := s.answerSafely(s.callContext(w, r, message{method: f.method, params: f.params}), n, body)
 	if !ping {
 		s.stopWork()
 	}
@@ -379,8 +380,8 @@ func (s *server) serveBridge(w http.ResponseWriter, r *http.Request, n *session,
 // refuseLate answers a request that came after the lease was released or lost:
 // a command was not executed, everything else has no session here any more.
 // Both send a bridge to the next server.
-func (s *server) refuseLate(w http.ResponseWriter, r *http.Request, body []byte) {
-	if c := toolTable()[stringMember(member(body, "params"), "name")]; c != nil && c.command {
+func (s *server) refuseLate(w http.ResponseWriter, r *http.Request, params json.RawMessage) {
+	if c := toolTable()[stringMember(params, "name")]; c != nil && c.command {
 		s.refused(w, r, errLeaseLost)
 		return
 	}
@@ -389,8 +390,8 @@ func (s *server) refuseLate(w http.ResponseWriter, r *http.Request, body []byte)
 
 // callContext is the context of one call: the request's, and without its read
 // deadline where the call may wait, since that would end the wait.
-func (s *server) callContext(w http.ResponseWriter, r *http.Request, n *session, body []byte) context.Context {
-	if readFrame(body).waits() {
+func (s *server) callContext(w http.ResponseWriter, r *http.Request, m message) context.Context {
+	if c := toolTable()[stringMember(m.params, "name")]; m.method == "tools/call" && c != nil && c.mayWait {
 		http.NewResponseController(w).SetReadDeadline(time.Time{})
 	}
 	return r.Context()
@@ -432,6 +433,10 @@ func (s *server) serveClient(w http.ResponseWriter, r *http.Request, n *session,
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
+	if isModern(m) || r.Header.Get("MCP-Protocol-Version") >= modernVersion && m.method != "initialize" {
+		s.serveModern(w, r, m, trusted)
+		return
+	}
 	if v := r.Header.Get("MCP-Protocol-Version"); v != "" && m.method != "initialize" && !slices.Contains(legacyVersions, v) {
 		s.failure(w, r, 400, "unsupported_protocol_version", fmt.Sprintf("MCP-Protocol-Version %q is not served: use one of %s", clip(v, 40), strings.Join(legacyVersions, ", ")))
 		return
@@ -444,7 +449,7 @@ func (s *server) serveClient(w http.ResponseWriter, r *http.Request, n *session,
 	case bad != nil:
 		writeJSON(w, http.StatusOK, errorMessage(m.id, bad))
 	case s.gone():
-		s.refuseLate(w, r, body)
+		s.refuseLate(w, r, m.params)
 	case n == nil:
 		s.serveInitialize(w, r, m, trusted)
 	case m.method == "ping":
@@ -452,7 +457,7 @@ func (s *server) serveClient(w http.ResponseWriter, r *http.Request, n *session,
 		s.writeAnswer(w, r, answer, err)
 	case s.startWork(w, r):
 		defer s.stopWork()
-		answer, err := s.answer(s.callContext(w, r, n, body), n, m)
+		answer, err := s.answer(s.callContext(w, r, m), n, m)
 		s.writeAnswer(w, r, answer, err)
 	}
 }

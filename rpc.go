@@ -516,6 +516,9 @@ func (s *server) answer(ctx context.Context, n *session, m message) ([]byte, err
 // method runs one request. A nil result without an error is a cancelled call,
 // which gets no answer. Errors are *rpcError or errLeaseLost.
 func (s *server) method(ctx context.Context, n *session, m message) (json.RawMessage, error) {
+	if isModern(m) {
+		return s.modernMethod(ctx, n, m)
+	}
 	switch m.method {
 	case "initialize":
 		return s.initialize(n, m.params)
@@ -557,7 +560,7 @@ func (s *server) initialize(n *session, params json.RawMessage) (json.RawMessage
 	return mustJSON(initializeResult{
 		ProtocolVersion: version,
 		Capabilities:    serverCapabilities{},
-		ServerInfo:      serverInfo{Name: "majordomus", Title: "majordomus", Version: s.set.version},
+		ServerInfo:      s.info(),
 		Instructions:    s.instructions(n),
 	}), nil
 }
@@ -581,9 +584,13 @@ type serverInfo struct {
 	Version string `json:"version"`
 }
 
+func (s *server) info() serverInfo {
+	return serverInfo{Name: "majordomus", Title: "majordomus", Version: s.set.version}
+}
+
 // callTool runs tools/call. Everything that goes wrong inside a tool is a
 // result with isError, which a model can read and act on; only a call that
-// names no tool of ours is a JSON-RPC error.
+// names no tool of ours is a JSON-RPC error. n is nil when there is no caller.
 func (s *server) callTool(ctx context.Context, n *session, m message) (json.RawMessage, error) {
 	name := stringMember(m.params, "name")
 	if name == "" {
@@ -593,8 +600,10 @@ func (s *server) callTool(ctx context.Context, n *session, m message) (json.RawM
 	if c == nil {
 		return nil, rpcErrorf(codeInvalidParams, "tools/call: there is no tool %q: tools/list names all of them", clip(name, 80))
 	}
-	ctx = context.WithValue(ctx, sessionKey{}, n)
-	if c.mayWait {
+	if n != nil {
+		ctx = context.WithValue(ctx, sessionKey{}, n)
+	}
+	if n != nil && c.mayWait {
 		var done func()
 		ctx, done = n.waiting(ctx, m.id)
 		defer done()
@@ -651,8 +660,8 @@ func toolFailure(r *refusal) json.RawMessage {
 	var about meta
 	about.Error.Code = r.code
 	return mustJSON(struct {
+		Meta    meta        `json:"_meta"` // first: see modernResult
 		Content []textBlock `json:"content"`
 		IsError bool        `json:"isError"`
-		Meta    meta        `json:"_meta"`
-	}{[]textBlock{{"text", r.message}}, true, about})
+	}{about, []textBlock{{"text", r.message}}, true})
 }

@@ -534,7 +534,9 @@ func (s *server) instructions(n *session) string {
 	case s.why != "":
 		fmt.Fprintf(&b, "You are served alone: %s.\n", clip(s.why, 300))
 	}
-	s.introduce(&b, n)
+	if n != nil && n.peer != "" {
+		s.introduce(&b, n)
+	}
 	return b.String()
 }
 

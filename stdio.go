@@ -15,6 +15,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -237,6 +238,7 @@ func (c *client) write(answer []byte) {
 // remember keeps what an answered frame changed of the client's standing, so
 // that the next server can be told.
 func (c *client) remember(f frame, answer []byte) {
+	c.rememberModern(f)
 	switch {
 	case f.method == "initialize":
 		if version := stringMember(member(answer, "result"), "protocolVersion"); version != "" {
@@ -250,6 +252,18 @@ func (c *client) remember(f frame, answer []byte) {
 			c.carried.Claims = claims
 			c.mu.Unlock()
 		}
+	}
+}
+
+// rememberModern keeps who a client is that never initializes.
+func (c *client) rememberModern(f frame) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.carried.Initialize != nil {
+		return
+	}
+	if info := member(member(f.params, "_meta"), metaClient); info != nil {
+		c.carried.Initialize = slices.Concat([]byte(`{"clientInfo":`), info, []byte("}"))
 	}
 }
 
