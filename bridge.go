@@ -83,7 +83,7 @@ func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (
 		return nil, failedProbe(err), fmt.Errorf("connecting to %s: %w", host, err)
 	}
 	c := &conn{nc: nc, br: bufio.NewReader(nc), host: host}
-	challenge := randomID()
+	challenge := randomHex(16)
 	r, err := c.exchange(ctx, "GET", "/", "Accept: application/json\r\nMajordomus-Challenge: "+challenge+"\r\n", nil, 1<<20)
 	if err != nil {
 		c.close()
@@ -95,6 +95,8 @@ func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (
 	switch {
 	case r.status != http.StatusOK, err != nil, home.Name != "majordomus":
 		err = fmt.Errorf("%s is not a majordomus server", host)
+	case doc.Token == "": // anybody could compute that proof
+		err = errors.New("the lease names no token")
 	case home.RepositoryID != digest(doc.Root):
 		err = fmt.Errorf("%s serves another checkout", host)
 	case !hmac.Equal([]byte(home.Proof), []byte(proof(doc.Token, challenge))):

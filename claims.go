@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -76,11 +75,11 @@ func checkPath(root, p string) (string, error) {
 	c, ok := relative(root, p)
 	switch {
 	case strings.ContainsRune(p, 0):
-		return "", refuse("invalid_input", "scope: %q holds a zero byte", clipPath(p))
+		return "", refuse("invalid_input", "scope: %q holds a zero byte", clip(p, 120))
 	case !ok:
-		return "", refuse("invalid_input", "scope: %q leads out of this checkout; paths are relative to its root", clipPath(p))
+		return "", refuse("invalid_input", "scope: %q leads out of this checkout; paths are relative to its root", clip(p, 120))
 	case len(c) > pathLimit:
-		return "", refuse("invalid_input", "scope: %q has %d bytes, at most %d are allowed", clipPath(c), len(c), pathLimit)
+		return "", refuse("invalid_input", "scope: %q has %d bytes, at most %d are allowed", clip(c, 120), len(c), pathLimit)
 	}
 	return c, nil
 }
@@ -104,18 +103,6 @@ func oneLine(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool {
 		return unicode.IsControl(r) && r != '\t' || r == '\u2028' || r == '\u2029'
 	})
-}
-
-// clipPath keeps an error readable that quotes what a client sent.
-func clipPath(s string) string {
-	if len(s) <= 120 {
-		return s
-	}
-	cut := 120
-	for !utf8.RuneStart(s[cut]) && cut > 100 {
-		cut--
-	}
-	return s[:cut] + "…"
 }
 
 // released lists the paths of an earlier claim that the one in its place does not cover.
@@ -157,98 +144,116 @@ func (g *ground) add(p string, claim int) {
 	}
 }
 
-// meeting yields every plot that meets the path.
-func (g *ground) meeting(p string) iter.Seq[plot] {
+// meeting appends every plot that meets the path to list.
+func (g *ground) meeting(p string, list []plot) []plot {
 	fixed, _ := anchor(p)
-	return func(yield func(plot) bool) {
-		each := func(plots []plot) bool {
-			for _, other := range plots {
-				if meets(p, other.path) && !yield(other) {
-					return false
-				}
-			}
-			return true
-		}
-		if !each(g.at[fixed]) || !each(g.under[fixed]) {
-			return
-		}
-		for dir := range above(fixed) {
-			if !each(g.at[dir]) {
-				return
-			}
+	list = appendMeeting(list, p, g.at[fixed])
+	list = appendMeeting(list, p, g.under[fixed])
+	for dir := range above(fixed) {
+		list = appendMeeting(list, p, g.at[dir])
+	}
+	return list
+}
+
+func appendMeeting(list []plot, p string, plots []plot) []plot {
+	for _, other := range plots {
+		if meets(p, other.path) {
+			list = append(list, other)
 		}
 	}
+	return list
+}
+
+// search looks paths up in a ground until it has found too much for one answer, or its time is over.
+type search struct {
+	ctx    context.Context
+	ground *ground
+	left   int // how many pairs may still be found
+	near   []plot
+}
+
+func newSearch(ctx context.Context) *search {
+	return &search{ctx: ctx, ground: newGround(), left: overlapLimit}
+}
+
+// meeting gives what meets the path, until the next call, and false when that is not all.
+func (s *search) meeting(p string) ([]plot, bool) {
+	if s.ctx.Err() != nil {
+		return nil, false
+	}
+	s.near = s.ground.meeting(p, s.near[:0])
+	n := min(len(s.near), s.left)
+	s.left -= n
+	return s.near[:n], n == len(s.near)
 }
 
 // overlapsAmong finds every pair of claims of two peers that meet, once, reported against the later of the two in
-// the listing. It reports false when there were too many to list, or ctx ended.
+// the listing. It reports false when that is not all.
 func overlapsAmong(ctx context.Context, peers []peer) ([]overlap, bool) {
 	type claim struct {
-		holder int
+		peer   *peer
 		intent string
 	}
 	var claims []claim
-	list, left := []overlap{}, overlapLimit
-	g := newGround()
-	for holder := range peers {
-		later := &peers[holder]
-		first := len(claims)
+	list, s := []overlap{}, newSearch(ctx)
+	for i := range peers {
+		later := &peers[i]
 		for _, mine := range later.Claims {
-			found := map[int][]overlapPath{}
-			for _, p := range mine.Scope {
-				if ctx.Err() != nil {
-					return list, false
-				}
-				for other := range g.meeting(p) {
-					if left--; left < 0 {
-						return list, false
-					}
-					found[other.claim] = append(found[other.claim], overlapPath{Yours: p, Theirs: other.path})
-				}
-			}
-			for _, i := range slices.Sorted(maps.Keys(found)) {
-				o := overlapWith(&peers[claims[i].holder], claims[i].intent, found[i])
+			found, all := s.pairs(mine.Scope)
+			for _, n := range slices.Sorted(maps.Keys(found)) {
+				o := overlapWith(claims[n].peer, claims[n].intent, found[n])
 				o.Claimant = &claimant{Peer: later.ID, Checkout: later.Checkout, Intent: mine.Intent}
 				list = append(list, o)
 			}
-		}
-		// One's own claims never collide: they join the ground only when all of them have been looked up.
-		for _, mine := range later.Claims {
-			claims = append(claims, claim{holder, mine.Intent})
-		}
-		for i, mine := range later.Claims {
-			for _, p := range mine.Scope {
-				g.add(p, first+i)
+			if !all {
+				return list, false
 			}
+		}
+		// One's own claims never collide: they join the ground when all of them have been looked up.
+		for _, mine := range later.Claims {
+			for _, p := range mine.Scope {
+				s.ground.add(p, len(claims))
+			}
+			claims = append(claims, claim{later, mine.Intent})
 		}
 	}
 	return list, true
 }
 
-// overlapsWith finds the claims of others that meet mine. It reports false when there were too many to list, or ctx
-// ended.
+// pairs finds the paths that meet those of a scope, by the claim they belong to.
+func (s *search) pairs(scope []string) (found map[int][]overlapPath, all bool) {
+	for _, p := range scope {
+		near, all := s.meeting(p)
+		for _, other := range near {
+			if found == nil {
+				found = map[int][]overlapPath{}
+			}
+			found[other.claim] = append(found[other.claim], overlapPath{Yours: p, Theirs: other.path})
+		}
+		if !all {
+			return found, false
+		}
+	}
+	return found, true
+}
+
+// overlapsWith finds the claims of others that meet mine. It reports false when that is not all.
 func overlapsWith(ctx context.Context, mine announcement, others []peer) ([]overlap, bool) {
-	list, left := []overlap{}, overlapLimit
-	g := newGround()
+	list, s := []overlap{}, newSearch(ctx)
 	for _, p := range mine.Scope {
-		g.add(p, 0)
+		s.ground.add(p, 0)
 	}
 	for i := range others {
 		for _, theirs := range others[i].Claims {
-			if ctx.Err() != nil {
-				return list, false
-			}
-			var paths []overlapPath
-			for _, p := range theirs.Scope {
-				for own := range g.meeting(p) {
-					if left--; left < 0 {
-						return list, false
-					}
-					paths = append(paths, overlapPath{Yours: own.path, Theirs: p})
+			found, all := s.pairs(theirs.Scope)
+			if paths := found[0]; paths != nil {
+				for j, p := range paths {
+					paths[j] = overlapPath{Yours: p.Theirs, Theirs: p.Yours} // it was they who were looked up
 				}
-			}
-			if paths != nil {
 				list = append(list, overlapWith(&others[i], theirs.Intent, paths))
+			}
+			if !all {
+				return list, false
 			}
 		}
 	}

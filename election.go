@@ -250,8 +250,10 @@ func (e *elector) elect(ctx context.Context) (outcome, error) {
 // look is one round: read, ask, judge, act. errLookAgain when the verdict says so or somebody else was faster.
 func (e *elector) look(ctx context.Context, t *tenure) (outcome, error) {
 	dir, err := stateDir(e.root)
-	if errors.Is(err, fs.ErrNotExist) && sameDir(e.root, e.root) {
-		return outcome{}, errLookAgain // somebody deletes what is being made
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(e.root); err == nil {
+			return outcome{}, errLookAgain // somebody deletes what is being made
+		}
 	}
 	if err != nil {
 		return outcome{}, aloneFor("making "+leaseDir, err)

@@ -483,7 +483,7 @@ func (s *server) serveBatch(w http.ResponseWriter, r *http.Request, n *session, 
 
 // serveInitialize opens the session of a client that speaks HTTP itself.
 func (s *server) serveInitialize(w http.ResponseWriter, r *http.Request, m message, trusted bool) {
-	n := &session{id: randomID(), trusted: trusted}
+	n := &session{id: randomHex(16), trusted: trusted}
 	n.peer = s.board.attach(attachment{Transport: "http", Unverified: !trusted})
 	if err := s.admit(n); err != nil {
 		s.board.detach(n.peer)
@@ -545,7 +545,7 @@ func (s *server) serveAttach(w http.ResponseWriter, r *http.Request, m message) 
 		s.refused(w, r, errLeaseLost)
 		return
 	}
-	n := &session{id: randomID(), attached: true, trusted: true, version: p.Carried.Version}
+	n := &session{id: randomHex(16), attached: true, trusted: true, version: p.Carried.Version}
 	n.peer = s.board.attach(attachment{Transport: "http", Identity: p.Identity, Address: p.Address, Carried: p.Carried})
 	if err := s.admit(n); err != nil {
 		s.board.detach(n.peer)

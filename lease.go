@@ -116,55 +116,64 @@ func (r reading) same(o reading) bool {
 // readLease is the only reader of a lease, and it never fails. The file is input from outside: it is not followed when it is a
 // link, not waited for when it is a pipe, and read to 64 KiB.
 func readLease(path string) reading {
-	for limit := time.Now().Add(100 * time.Millisecond); ; {
-		r := readLeaseOnce(path)
-		if r.state != readingDocument || r.held {
+	for limit := time.Now().Add(time.Second); ; {
+		r, moved := readLeaseOnce(path)
+		if !moved {
 			return r
 		}
-		// Whoever publishes lets go of the file we have opened once a new one is in place. Only a file that still bears the
-		// name and is not held is a dead server's.
-		if now, err := os.Lstat(path); err == nil && os.SameFile(now, r.info) || time.Now().After(limit) {
+		if time.Now().After(limit) {
+			r.held = true // somebody alive keeps changing it: fails closed
 			return r
 		}
 	}
 }
 
-func readLeaseOnce(path string) reading {
+// readLeaseOnce also says whether the name led elsewhere by the time we saw that nobody holds the file: whoever publishes lets
+// go of the old file once the new one is in place. Only a file that still bears the name and is not held is a dead server's.
+func readLeaseOnce(path string) (r reading, moved bool) {
 	f, err := os.OpenFile(path, os.O_RDONLY|openWary, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return reading{state: readingAbsent}
-	}
 	if err != nil {
-		info, statErr := os.Lstat(path)
-		if errors.Is(statErr, fs.ErrNotExist) {
-			return reading{state: readingAbsent}
-		}
-		if info != nil && !info.Mode().IsRegular() {
-			err = errors.New(describe(info.Mode()))
-		}
-		return reading{state: readingCorrupt, why: reasonOf(err), info: info}
+		return readUnopened(path, err), false
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	if err != nil {
-		return reading{state: readingCorrupt, why: reasonOf(err)}
-	}
-	if !info.Mode().IsRegular() {
-		return reading{state: readingCorrupt, why: describe(info.Mode()), info: info}
+	switch {
+	case err != nil:
+		return reading{state: readingCorrupt, why: reasonOf(err)}, false
+	case !info.Mode().IsRegular():
+		return reading{state: readingCorrupt, why: describe(info.Mode()), info: info}, false
 	}
 	data, err := io.ReadAll(io.LimitReader(f, leaseLimit+1))
 	if err != nil {
-		return reading{state: readingCorrupt, why: reasonOf(err), info: info}
+		return reading{state: readingCorrupt, why: reasonOf(err), info: info}, false
 	}
-	r := parseLease(data)
+	r = parseLease(data)
 	r.info = info
-	if r.state == readingDocument {
-		// Any answer but "yours" and "no locks here" counts as held: fails closed, a lease is not robbed because we could not ask.
-		// Without locks there is no live lease, and taking over fails at server.lock.
-		err := flock(f, false)
-		r.held = err != nil && !errors.Is(err, errNoLocks)
+	if r.state != readingDocument {
+		return r, false
 	}
-	return r
+	// Any answer but "yours" and "no locks here" counts as held: fails closed, a lease is not robbed because we could not ask.
+	// Without locks there is no live lease, and taking over fails at server.lock.
+	err = flock(f, false)
+	r.held = err != nil && !errors.Is(err, errNoLocks)
+	if !r.held {
+		// While f is open: closed, its inode number may already be the next lease's.
+		now, err := os.Lstat(path)
+		moved = err != nil || !os.SameFile(now, info)
+	}
+	return r, moved
+}
+
+// readUnopened tells why a lease could not be opened. A link is such a case, and a socket.
+func readUnopened(path string, openErr error) reading {
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(openErr, fs.ErrNotExist), errors.Is(err, fs.ErrNotExist):
+		return reading{state: readingAbsent}
+	case info != nil && !info.Mode().IsRegular():
+		return reading{state: readingCorrupt, why: describe(info.Mode()), info: info}
+	}
+	return reading{state: readingCorrupt, why: reasonOf(openErr), info: info}
 }
 
 // parseLease tells what the bytes of a lease file are. Unknown keys are ignored, missing ones are zero.
@@ -228,31 +237,34 @@ func reasonOf(err error) string {
 
 // placeLease writes the document into a new file, locks it, and gives it the lease's name by place, which is os.Link or
 // os.Rename. The descriptor it returns holds the lease until it is closed. No other name is left behind, except by a kill.
-func placeLease(dir string, doc leaseDocument, place func(from, to string) error) (f *os.File, err error) {
+func placeLease(dir string, doc leaseDocument, place func(from, to string) error) (*os.File, os.FileInfo, error) {
 	data, err := json.Marshal(doc)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	temp := filepath.Join(dir, tempPrefix+randomHex(8))
-	f, err = os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	defer func() {
-		os.Remove(temp) // after a rename there is nothing to remove
-		if err != nil {
-			f.Close()
-			f = nil
-		}
-	}()
+	defer os.Remove(temp) // after a rename there is nothing to remove
 	// Not synced to disk: after a power cut every lease is stale anyway.
-	if _, err = f.Write(data); err != nil {
-		return f, err
+	_, err = f.Write(data)
+	if err == nil {
+		err = flock(f, true)
 	}
-	if err = flock(f, true); err != nil {
-		return f, err
+	var info os.FileInfo
+	if err == nil {
+		info, err = f.Stat()
 	}
-	return f, place(temp, filepath.Join(dir, leaseName))
+	if err == nil {
+		err = place(temp, filepath.Join(dir, leaseName))
+	}
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, info, nil
 }
 
 // removeOldTemps removes what killed processes left between making a file and naming it. The caller holds server.lock.
@@ -273,10 +285,12 @@ func removeOldTemps(dir string) {
 // A lease is this process's right to be the server. It is held until it is released, lost, or the process dies. All methods
 // may be called at the same time. Whoever got it owes it a release, also after publish or check have failed.
 type lease struct {
-	root string
 	path string
-	pin  *os.File // the root directory, open so that its inode number stays its own while we compare with it
-	id   string   // the token, readable without the mutex
+	id   string // the token, readable without the mutex
+
+	root     string
+	rootInfo os.FileInfo
+	rootPin  *os.File // open only so that the inode number in rootInfo stays this directory's; nil when it may not be read
 
 	mu   sync.Mutex
 	doc  leaseDocument
@@ -287,13 +301,14 @@ type lease struct {
 
 // newLease makes a tenure of its own out of the elector's lease. The error is that of place.
 func newLease(dir string, doc leaseDocument, place func(from, to string) error) (*lease, error) {
-	pin, err := os.Open(doc.Root)
-	if err != nil {
-		return nil, err
+	l := &lease{path: filepath.Join(dir, leaseName), id: doc.Token, root: doc.Root}
+	l.rootPin, _ = os.Open(l.root)
+	var err error
+	if l.rootInfo, err = os.Stat(l.root); err == nil {
+		err = l.placeLocked(dir, doc, place) // nobody else knows l yet
 	}
-	l := &lease{root: doc.Root, path: filepath.Join(dir, leaseName), pin: pin, id: doc.Token}
-	if err := l.placeLocked(dir, doc, place); err != nil { // nobody else knows l yet
-		pin.Close()
+	if err != nil {
+		l.rootPin.Close()
 		return nil, err
 	}
 	return l, nil
@@ -302,13 +317,8 @@ func newLease(dir string, doc leaseDocument, place func(from, to string) error) 
 // placeLocked makes a new file ours and lets go of the one before it, in this order: a reader who finds the old one open
 // must find the name leading elsewhere.
 func (l *lease) placeLocked(dir string, doc leaseDocument, place func(from, to string) error) error {
-	f, err := placeLease(dir, doc, place)
+	f, info, err := placeLease(dir, doc, place)
 	if err != nil {
-		return err
-	}
-	info, err := f.Stat()
-	if err != nil {
-		f.Close() // in the name, but not held: stale, the next one takes it over
 		return err
 	}
 	if l.file != nil {
@@ -422,10 +432,11 @@ func (l *lease) relinkLocked() error {
 // checkoutThere says whether the root is still the directory that was leased. A worktree that was removed and added again is
 // another one: its server is whoever starts there next, not one that remembers the old one.
 func (l *lease) checkoutThere() bool {
-	leased, err1 := l.pin.Stat()
-	now, err2 := os.Stat(l.root)
-	_, err3 := os.Lstat(filepath.Join(l.root, ".git"))
-	return err1 == nil && err2 == nil && err3 == nil && os.SameFile(leased, now)
+	now, err := os.Stat(l.root)
+	if err == nil {
+		_, err = os.Lstat(filepath.Join(l.root, ".git"))
+	}
+	return err == nil && os.SameFile(l.rootInfo, now)
 }
 
 func (l *lease) loseLocked(why string) error {
@@ -458,7 +469,7 @@ func (l *lease) release() error {
 	}
 	if l.file != nil {
 		l.file.Close()
-		l.pin.Close()
+		l.rootPin.Close()
 		l.file = nil
 	}
 	if err != nil {
@@ -471,10 +482,4 @@ func randomHex(n int) string {
 	b := make([]byte, n)
 	rand.Read(b) // never fails
 	return hex.EncodeToString(b)
-}
-
-// replaced reports whether the program file is no longer the one noted.
-func (e *executable) replaced() bool {
-	now := statExecutable(e.Path)
-	return now == nil || *now != *e
 }

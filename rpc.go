@@ -412,6 +412,11 @@ func (n *session) endWaits() {
 
 type sessionKey struct{}
 
+// withCaller marks a call as coming through a session.
+func withCaller(ctx context.Context, n *session) context.Context {
+	return context.WithValue(ctx, sessionKey{}, n)
+}
+
 // callerOf returns the session that a call came through; nil over plain HTTP.
 func callerOf(ctx context.Context) *session {
 	n, _ := ctx.Value(sessionKey{}).(*session)
@@ -601,7 +606,7 @@ func (s *server) callTool(ctx context.Context, n *session, m message) (json.RawM
 		return nil, rpcErrorf(codeInvalidParams, "tools/call: there is no tool %q: tools/list names all of them", clip(name, 80))
 	}
 	if n != nil {
-		ctx = context.WithValue(ctx, sessionKey{}, n)
+		ctx = withCaller(ctx, n)
 	}
 	if n != nil && c.mayWait {
 		var done func()

@@ -5,8 +5,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -86,13 +84,6 @@ var toolTable = sync.OnceValue(func() map[string]*capability {
 	}
 	return byName
 })
-
-// randomID is 128 random bits in hex: session ids, identities, challenges.
-func randomID() string {
-	var b [16]byte
-	rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
-}
 
 // invoke runs a capability. A command looks at the lease before it runs and
 // again before it is answered: a server that slept through a take-over must

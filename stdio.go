@@ -92,7 +92,7 @@ func newClient(in io.Reader, out io.Writer, name string, getenv func(string) str
 		ended:    make(chan struct{}),
 		broken:   make(chan struct{}),
 		out:      out,
-		identity: randomID(),
+		identity: randomHex(16),
 		address:  ownAddress(getenv, os.Getppid()),
 		carried:  carried{Name: getenv("MAJORDOMUS_NAME"), Circle: getenv("MAJORDOMUS_CIRCLE"), Role: getenv("MAJORDOMUS_ROLE")},
 	}
