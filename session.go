@@ -1,0 +1,214 @@
+package main
+
+// A session: one client's connection to a server. How sessions come, are found
+// and go, whichever way their client speaks.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+	"time"
+)
+
+// session is one client's connection to a server: the process's own client,
+// a bridge's, or one that speaks HTTP itself.
+type session struct {
+	id       string // Mcp-Session-Id; "" for the process's own client
+	peer     peerID
+	attached bool // opened by majordomus/attach: a bridge
+	trusted  bool // one of the user's own processes, not just any on loopback
+
+	mu      sync.Mutex
+	version string                             // negotiated revision; "" before initialize
+	waits   map[string]context.CancelCauseFunc // calls that wait, by raw id
+
+	// Kept by the server under its own mutex.
+	running  int // requests being answered; such a session is not idle
+	lastUsed time.Time
+	ended    context.CancelCauseFunc // ends the session's watch; nil without one
+}
+
+func (n *session) protocol() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.version
+}
+
+// errCancelled is the cause of a wait that the client cancelled: it gets no answer.
+var errCancelled = errors.New("cancelled by the client")
+
+// waiting registers a call that may wait, so that notifications/cancelled can
+// end it. The returned function must be called when the call has ended.
+func (n *session) waiting(ctx context.Context, id json.RawMessage) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.waits == nil {
+		n.waits = map[string]context.CancelCauseFunc{}
+	}
+	n.waits[string(id)] = cancel
+	return ctx, func() {
+		n.mu.Lock()
+		delete(n.waits, string(id))
+		n.mu.Unlock()
+		cancel(nil)
+	}
+}
+
+// cancelWait ends the waiting call that notifications/cancelled names.
+func (n *session) cancelWait(params json.RawMessage) {
+	n.mu.Lock()
+	cancel := n.waits[string(member(params, "requestId"))]
+	n.mu.Unlock()
+	if cancel != nil {
+		cancel(errCancelled)
+	}
+}
+
+// endWaits lets every waiting call of the session be answered now, with what
+// there is: its client has left or is about to.
+func (n *session) endWaits() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, cancel := range n.waits {
+		cancel(errInputEnded)
+	}
+}
+
+type sessionKey struct{}
+
+// withCaller marks a call as coming through a session.
+func withCaller(ctx context.Context, n *session) context.Context {
+	return context.WithValue(ctx, sessionKey{}, n)
+}
+
+// callerOf returns the session that a call came through; nil over plain HTTP.
+func callerOf(ctx context.Context) *session {
+	n, _ := ctx.Value(sessionKey{}).(*session)
+	return n
+}
+
+// admit takes a session in, or refuses it.
+func (s *server) admit(n *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errLeaseLost
+	}
+	if len(s.sessions) >= maxSessions {
+		s.refusedBusy.Add(1)
+		return refuse("busy", "this server has %d sessions, which is its limit: end one, or wait until an idle one expires", maxSessions)
+	}
+	s.sessions[n.id] = n
+	n.lastUsed = time.Now()
+	if s.sweep == nil {
+		s.sweep = time.AfterFunc(s.set.timing.sessionIdle, s.expire)
+	}
+	return nil
+}
+
+// use finds a session and marks it as in use; release ends that.
+func (s *server) use(id string) *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := s.sessions[id]
+	if n != nil {
+		n.running++
+	}
+	return n
+}
+
+func (s *server) release(n *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n.running--
+	n.lastUsed = time.Now()
+}
+
+// dismiss ends a session, if it is still there, and takes its peer off the
+// board. It reports whether it was there.
+func (s *server) dismiss(n *session) bool {
+	s.mu.Lock()
+	was := s.sessions[n.id] == n
+	if was {
+		s.dropLocked(n)
+	}
+	s.mu.Unlock()
+	if was {
+		s.board.detach(n.peer)
+	}
+	return was
+}
+
+// dropLocked takes a session from the map and ends its watch. The server is
+// empty when that was the last one and its own client has left: decided under
+// the mutex that admits, so that nobody is admitted to a server that leaves.
+func (s *server) dropLocked(n *session) {
+	delete(s.sessions, n.id)
+	if n.ended != nil {
+		n.ended(errSessionEnded)
+	}
+	n.endWaits()
+	s.checkEmptyLocked()
+	s.stir()
+}
+
+var errSessionEnded = errors.New("the session has ended")
+
+func (s *server) checkEmptyLocked() {
+	if s.ownEnded && len(s.sessions) == 0 && !s.closed {
+		s.closed = true
+		close(s.empty)
+	}
+}
+
+// replace ends the other sessions of a peer: its process has attached anew,
+// and one worker is never two.
+func (s *server) replace(n *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, other := range s.sessions {
+		if other.peer == n.peer && other != n {
+			s.dropLocked(other)
+		}
+	}
+}
+
+// leaveOwn takes the process's own client off the board; the server goes on
+// for the others.
+func (s *server) leaveOwn(n *session) {
+	s.board.detach(n.peer)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ownEnded = true
+	s.checkEmptyLocked()
+}
+
+// expire ends the sessions that have been idle for too long. The timer runs
+// only while there are sessions, and seldom.
+func (s *server) expire() {
+	idle := s.set.timing.sessionIdle
+	next := idle
+	var expired []*session
+	s.mu.Lock()
+	for _, n := range s.sessions {
+		switch left := idle - time.Since(n.lastUsed); {
+		case n.running > 0:
+		case left <= 0:
+			s.dropLocked(n)
+			expired = append(expired, n)
+		default:
+			next = min(next, left)
+		}
+	}
+	if len(s.sessions) > 0 {
+		s.sweep.Reset(max(next, idle/8))
+	} else {
+		s.sweep = nil
+	}
+	s.mu.Unlock()
+	for _, n := range expired {
+		s.board.detach(n.peer)
+	}
+}
