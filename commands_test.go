@@ -173,16 +173,16 @@ func shortened(line string) string {
 // cmdHolder waits until the lease of the current checkout names one of the processes and a url.
 func cmdHolder(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, neg || len(args) < 1, "holder NAME...")
-	var lease leaseFile
+	var lease foundLease
 	until(ts, func() string {
-		lease = leaseFile{}
+		lease = foundLease{}
 		text, err := os.ReadFile(ts.MkAbs(scriptLease))
 		if err != nil {
 			return err.Error()
 		}
 		if err := json.Unmarshal(text, &lease); err == nil && lease.URL != nil {
 			for _, name := range args {
-				if named(ts, name).cmd.Process.Pid == lease.PID {
+				if p := named(ts, name); p.alive() && p.cmd.Process.Pid == lease.PID {
 					ts.Setenv("HOLDER", name)
 					return ""
 				}
@@ -320,7 +320,8 @@ func cmdStatus(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 func cmdWaitfile(ts *testscript.TestScript, neg bool, args []string) {
-	checkUsage(ts, len(args) < 1 || len(args) > 2 || neg && len(args) > 1, "[!] waitfile FILE ['regexp']")
+	set, args := takeOptions(ts, args, "-count=")
+	checkUsage(ts, len(args) < 1 || len(args) > 2 || neg && len(args) > 1, "[!] waitfile [-count N] FILE ['regexp']")
 	re := regexp.MustCompile("")
 	if len(args) == 2 {
 		re = regexp.MustCompile("(?m)" + args[1])
@@ -333,8 +334,10 @@ func cmdWaitfile(ts *testscript.TestScript, neg bool, args []string) {
 		case !neg && err != nil:
 			return err.Error()
 		case !neg && len(args) == 2:
-			if text := ts.ReadFile(args[0]); !re.MatchString(text) {
-				return fmt.Sprintf("%s has no match of %s: %s", args[0], args[1], clipped(text, 2000))
+			text := ts.ReadFile(args[0])
+			found := fmt.Sprint(len(re.FindAllStringIndex(text, -1)))
+			if found == "0" || set["-count"] != "" && set["-count"] != found {
+				return fmt.Sprintf("%s has %s matches of %s: %s", args[0], found, args[1], clipped(text, 2000))
 			}
 		}
 		return ""
@@ -343,25 +346,24 @@ func cmdWaitfile(ts *testscript.TestScript, neg bool, args []string) {
 
 func cmdBytes(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, neg || len(args) < 2, "bytes FILE PART...")
-	var text, part string
-	for _, arg := range args[1:] {
-		times := 1
-		if n, err := strconv.Atoi(strings.TrimPrefix(arg, "*")); err == nil && arg[0] == '*' {
-			times = n - 1
-		} else {
-			part = unescape(ts, arg)
-		}
-		text += strings.Repeat(part, times)
-	}
+	text := strings.Join(parts(ts, args[1:]), "")
 	ts.Check(os.MkdirAll(filepath.Dir(ts.MkAbs(args[0])), 0o700))
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
 }
 
-// unescape reads Go's escapes in an argument, where a quotation mark stands for itself.
-func unescape(ts *testscript.TestScript, arg string) string {
-	text, err := strconv.Unquote(`"` + strings.ReplaceAll(arg, `"`, `\"`) + `"`)
-	ts.Check(err)
-	return strings.ReplaceAll(text, "{host}", ts.Getenv("HOST"))
+// parts reads arguments with Go's escapes, where a quotation mark stands for itself, {host} for $HOST, and *N for N times
+// the part before it.
+func parts(ts *testscript.TestScript, args []string) (all []string) {
+	for _, arg := range args {
+		if n, err := strconv.Atoi(strings.TrimPrefix(arg, "*")); err == nil && arg[0] == '*' {
+			all = append(all, slices.Repeat(all[len(all)-1:], n-1)...)
+			continue
+		}
+		text, err := strconv.Unquote(`"` + strings.ReplaceAll(arg, `"`, `\"`) + `"`)
+		ts.Check(err)
+		all = append(all, strings.ReplaceAll(text, "{host}", ts.Getenv("HOST")))
+	}
+	return all
 }
 
 func cmdPerm(ts *testscript.TestScript, neg bool, args []string) {

@@ -38,8 +38,8 @@ import (
 // scriptLease is where a checkout has its lease.
 const scriptLease = ".ai/local/state/mcp/server.json"
 
-// leaseFile is the lease once more: a test that used the program's own type would not notice that it changed.
-type leaseFile struct {
+// foundLease is the lease as one finds it, written down once more: a test that used the program's own type would not notice that it changed.
+type foundLease struct {
 	Schema     string          `json:"schema"`
 	PID        int             `json:"pid"`
 	Token      string          `json:"token"`
@@ -56,13 +56,13 @@ type executableFile struct {
 	Size  int64  `json:"size"`
 }
 
-func (l leaseFile) text() string {
+func (l foundLease) text() string {
 	text, _ := json.Marshal(l)
 	return string(text)
 }
 
 // with is the lease with one property in another type than it has.
-func (l leaseFile) with(key string, value any) string {
+func (l foundLease) with(key string, value any) string {
 	var all map[string]any
 	json.Unmarshal([]byte(l.text()), &all)
 	all[key] = value
@@ -71,21 +71,21 @@ func (l leaseFile) with(key string, value any) string {
 }
 
 // unheld are leases that nobody holds, made from a whole one whose process is dead.
-var unheld = map[string]func(l leaseFile) string{
-	"empty":    func(leaseFile) string { return "" },
-	"blank":    func(leaseFile) string { return " \n\n" },
-	"half":     func(l leaseFile) string { return l.text()[:len(l.text())/2] },
-	"list":     func(l leaseFile) string { return "[" + l.text() + "]" },
-	"twice":    func(l leaseFile) string { return l.text() + "\n" + l.text() },
-	"schema":   func(l leaseFile) string { l.Schema = "majordomus-mcp-lease/v2"; return l.text() },
-	"schema-1": func(l leaseFile) string { return l.with("schema", 1) },
-	"pid-text": func(l leaseFile) string { return l.with("pid", "1") },
-	"url-list": func(l leaseFile) string { return l.with("url", []string{*l.URL}) },
-	"big":      func(l leaseFile) string { return l.text() + strings.Repeat(" ", 64<<10) },
-	"dead":     func(l leaseFile) string { return l.text() },
-	"living":   func(l leaseFile) string { l.PID = os.Getpid(); return l.text() },
-	"unbound":  func(l leaseFile) string { l.URL = nil; return l.text() },
-	"future":   func(l leaseFile) string { l.StartedAt = stamp(-time.Hour); return l.text() },
+var unheld = map[string]func(l foundLease) string{
+	"empty":    func(foundLease) string { return "" },
+	"blank":    func(foundLease) string { return " \n\n" },
+	"half":     func(l foundLease) string { return l.text()[:len(l.text())/2] },
+	"list":     func(l foundLease) string { return "[" + l.text() + "]" },
+	"twice":    func(l foundLease) string { return l.text() + "\n" + l.text() },
+	"schema":   func(l foundLease) string { l.Schema = "majordomus-mcp-lease/v2"; return l.text() },
+	"schema-1": func(l foundLease) string { return l.with("schema", 1) },
+	"pid-text": func(l foundLease) string { return l.with("pid", "1") },
+	"url-list": func(l foundLease) string { return l.with("url", []string{*l.URL}) },
+	"big":      func(l foundLease) string { return l.text() + strings.Repeat(" ", 64<<10) },
+	"dead":     func(l foundLease) string { return l.text() },
+	"living":   func(l foundLease) string { l.PID = os.Getpid(); return l.text() },
+	"unbound":  func(l foundLease) string { l.URL = nil; return l.text() },
+	"future":   func(l foundLease) string { l.StartedAt = timeText(-time.Hour); return l.text() },
 }
 
 // fakes are leases that a process holds, with what it does behind its url.
@@ -114,7 +114,7 @@ var fakes = map[string]func(f *fake){
 	"url-port-0":     func(f *fake) { f.Behind = "stranger"; f.Hostile = "http://127.0.0.1:0" },
 }
 
-func stamp(ago time.Duration) string {
+func timeText(ago time.Duration) string {
 	return time.Now().Add(-ago).UTC().Format(time.RFC3339)
 }
 
@@ -131,7 +131,7 @@ func cmdPlant(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(err)
 	path := ts.MkAbs(scriptLease)
 	ts.Check(os.MkdirAll(filepath.Dir(path), 0o700))
-	whole := leaseFile{Schema: "majordomus-mcp-lease/v1", Token: strings.Repeat("5e", 16), Root: root, StartedAt: stamp(time.Minute), Version: "(devel)"}
+	whole := foundLease{Schema: "majordomus-mcp-lease/v1", Token: strings.Repeat("5e", 16), Root: root, StartedAt: timeText(time.Minute), Version: "(devel)"}
 	ts.Setenv("TOKEN", whole.Token)
 	if text := unheld[args[0]]; text != nil && len(args) == 1 {
 		gone := exec.Command("true")
@@ -169,7 +169,7 @@ func cmdPlant(ts *testscript.TestScript, neg bool, args []string) {
 // fake is a process that holds a lease. Its fields are its argument.
 type fake struct {
 	Path    string // of the lease
-	Lease   leaseFile
+	Lease   foundLease
 	Unbound bool          // the lease has no url
 	Age     time.Duration // of the lease
 	Hostile string        // what the url is instead; PORT stands for the real one
@@ -193,7 +193,7 @@ func runFake() {
 	address, serve := f.listen(check)
 	url := "http://" + address
 	f.Lease.PID, f.Lease.URL = os.Getpid(), &url
-	f.Lease.StartedAt = stamp(f.Age)
+	f.Lease.StartedAt = timeText(f.Age)
 	if f.Hostile != "" {
 		_, port, _ := net.SplitHostPort(address)
 		hostile := strings.ReplaceAll(f.Hostile, "PORT", port)

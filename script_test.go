@@ -30,8 +30,9 @@
 //		SIGKILL and reap; send a signal; wait for the end and compare how it ended.
 //	race N [KIND]
 //		-rounds times: N clients let go at one instant (with `plant KIND` before), one server, N peers in each list.
-//	[!] waitfile FILE ['regexp']
-//		wait until the file is there (or gone), or until its text matches.
+//	[!] waitfile [-count N] FILE ['regexp']
+//		wait until the file is there (or gone), or until its text matches, N times. Logs are written behind a program's
+//		back, so they are waited for, not looked at.
 //	bytes FILE PART...
 //		write a file of parts with Go's escapes; `*N` repeats the part before it, {host} is $HOST.
 //	perm MODE FILE
@@ -43,6 +44,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -54,6 +56,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -73,9 +76,28 @@ func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){"majordomus": runProgram, "fake": runFake})
 }
 
-// runProgram is the process under test. A racer first waits at the gate: it says on descriptor 4 that it is there, and 3
-// ends when all are let go; main sees neither.
+// runProgram is the process under test, with the test hooks that a script's environment sets.
+//
+// VERSION is the version it takes itself for. STALL=HOOK stops it at a hook, once: it makes $WORK/stalled and goes on when
+// that is gone. A racer first waits at the gate: it says on descriptor 4 that it is there, and 3 ends when all are let go;
+// main sees neither.
 func runProgram() {
+	version = cmp.Or(os.Getenv("VERSION"), version)
+	stall := sync.OnceFunc(func() {
+		mark := filepath.Join(os.Getenv("WORK"), "stalled")
+		os.WriteFile(mark, nil, 0o600)
+		for err := error(nil); err == nil; time.Sleep(10 * time.Millisecond) {
+			_, err = os.Lstat(mark)
+		}
+	})
+	switch os.Getenv("STALL") {
+	case "create":
+		testHookBeforeCreate = stall
+	case "takeover":
+		testHookBeforeTakeOver = stall
+	case "publish":
+		testHookBeforePublish = stall
+	}
 	if os.Getenv("GATE") != "" {
 		os.Unsetenv("GATE")
 		gate, ready := os.NewFile(3, "gate"), os.NewFile(4, "ready")

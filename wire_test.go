@@ -7,8 +7,9 @@
 //		the headers in order and the body; sets SESSION when a session was opened. A body is JSON unless -H says so;
 //		`-H 'KEY:'` leaves a header out.
 //	raw WANT LINE... '' [PART...]
-//		the lines with CRLF, then the parts as they are, with the escapes of `bytes`; WANT lists with commas what came
-//		until the server closed: statuses as above, and `closed` when it closed in silence.
+//		the lines with CRLF, then the parts as they are, with the escapes of `bytes`. WANT lists with commas the answers
+//		that come before the server closes, which it must do: one more request is sent after them, as a fence, unless
+//		WANT ends with `closed`, which waits until it closes by itself.
 //	closed URL
 //		wait until nobody listens there.
 package main
@@ -123,20 +124,23 @@ func cmdRaw(ts *testscript.TestScript, neg bool, args []string) {
 	checkUsage(ts, neg || len(args) < 2, "raw WANT LINE... '' [PART...]")
 	var request string
 	head := true
-	for _, arg := range args[1:] {
-		request += unescape(ts, arg)
+	for _, part := range parts(ts, args[1:]) {
+		request += part
 		if head {
 			request += "\r\n"
 		}
-		head = head && arg != ""
+		head = head && part != ""
 	}
 	conn, err := net.Dial("tcp", ts.Getenv("HOST"))
 	ts.Check(err)
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(patience))
-	if _, err := io.WriteString(conn, request); err != nil && !hungUp(err) { // a refusal may come before all was sent
-		ts.Fatalf("sending: %v", err)
+	send := func(text string) {
+		if _, err := io.WriteString(conn, text); err != nil && !hungUp(err) { // a refusal may come before all was sent
+			ts.Fatalf("sending: %v", err)
+		}
 	}
+	send(request)
 	method, _, _ := strings.Cut(request, " ")
 	want := strings.Split(args[0], ",")
 	var got []string
@@ -145,6 +149,9 @@ func cmdRaw(ts *testscript.TestScript, neg bool, args []string) {
 		if err != nil {
 			if err != io.EOF && !errors.Is(err, io.ErrUnexpectedEOF) && !hungUp(err) {
 				ts.Fatalf("got %q, then %v", got, err)
+			}
+			if want[len(want)-1] == "closed" {
+				got = append(got, "closed")
 			}
 			break
 		}
@@ -155,9 +162,9 @@ func cmdRaw(ts *testscript.TestScript, neg bool, args []string) {
 			status = want[len(got)]
 		}
 		got = append(got, status)
-	}
-	if got == nil {
-		got = []string{"closed"}
+		if slices.Equal(got, want) {
+			send("GET / HTTP/1.1\r\nHost: " + ts.Getenv("HOST") + "\r\nConnection: close\r\n\r\n")
+		}
 	}
 	if !slices.Equal(got, want) {
 		ts.Fatalf("wanted %q, got %q", want, got)
