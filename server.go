@@ -201,10 +201,10 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		s.close()
 		hs.Close()
 		<-served
+		l.release()
 		if errors.Is(err, errLeaseLost) {
 			return p.elect(ctx)
 		}
-		l.release()
 		return p.alone(ctx, &aloneError{doing: "serving this checkout", err: err, retry: true})
 	}
 	s.logServing()

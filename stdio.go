@@ -357,6 +357,8 @@ func (p *process) run(ctx context.Context) {
 			return
 		}
 		switch {
+		case errors.Is(b.err, errInputEnded) && p.client.done():
+			return
 		case b.err != nil:
 			b = p.alone(ctx, b.err)
 		case b.out.lease != nil:
