@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -338,7 +339,7 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 			b.lose(loss{})
 			return false
 		case r.status == http.StatusOK:
-			b.give(f, r.body)
+			b.give(f, r)
 			return true
 		case r.status == http.StatusAccepted:
 			return true
@@ -380,18 +381,16 @@ func (f frame) wait() time.Duration {
 	return time.Duration(min(max(seconds, 0), 300) * float64(time.Second))
 }
 
-// give hands the server's answer to the client, byte for byte.
-func (b *bridge) give(f frame, answer []byte) {
-	if bytes.IndexByte(answer, '\n') >= 0 { // none of ours: it must not break the framing
-		var one bytes.Buffer
-		if json.Compact(&one, answer) != nil {
-			b.fail(f, "the server's answer is no JSON")
-			return
-		}
-		answer = one.Bytes()
+// give hands the server's answer to the client, byte for byte. What is no
+// answer of ours must not get into the protocol.
+func (b *bridge) give(f frame, r reply) {
+	if len(r.body) == 0 || r.body[0] != '{' && r.body[0] != '[' || bytes.IndexByte(r.body, '\n') >= 0 ||
+		!slices.Equal(r.header["Content-Type"], jsonType) {
+		b.fail(f, "the server's answer makes no sense")
+		return
 	}
-	b.p.client.remember(f, answer)
-	b.p.client.write(answer)
+	b.p.client.remember(f, r.body)
+	b.p.client.write(r.body)
 }
 
 // pause waits as long as a busy server asks; false when there is no time left.

@@ -73,7 +73,12 @@ func (s *server) guard(mux *http.ServeMux) http.Handler {
 		h := w.Header()
 		h["X-Content-Type-Options"] = []string{"nosniff"}
 		h["Cache-Control"] = []string{"no-store"}
+		if r.TransferEncoding != nil {
+			// What follows a chunked body on this connection is not trusted.
+			h["Connection"] = []string{"close"}
+		}
 		if status, code, message := s.admissible(r); status != 0 {
+			h["Connection"] = []string{"close"}
 			s.failure(w, r, status, code, message)
 			return
 		}
@@ -109,10 +114,6 @@ func (s *server) admissible(r *http.Request) (status int, code, message string) 
 		return 404, "not_found", "there is nothing at this path"
 	case r.TransferEncoding != nil && c != nil && c.sawBothLengths:
 		return 400, "invalid_input", "a request has either Content-Length or Transfer-Encoding, never both"
-	}
-	if r.TransferEncoding != nil {
-		// What follows a chunked body on this connection is not trusted.
-		r.Close = true
 	}
 	return 0, "", ""
 }
@@ -217,8 +218,9 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool)
 		return nil, false
 	}
 	tooLarge := func() {
-		r.Close = true
-		w.Header().Set("Connection", "close")
+		// Read on for a while: a client that is still writing would see a
+		// broken connection instead of the answer.
+		io.CopyN(io.Discard, r.Body, 4*maxMessage)
 		s.failure(w, r, 413, "too_large", fmt.Sprintf("a body may have at most %d bytes", maxMessage))
 	}
 	if r.ContentLength > maxMessage {

@@ -357,8 +357,6 @@ func (p *process) run(ctx context.Context) {
 			return
 		}
 		switch {
-		case errors.Is(b.err, errInputEnded) && p.client.done():
-			return
 		case b.err != nil:
 			b = p.alone(ctx, b.err)
 		case b.out.lease != nil:
@@ -377,33 +375,35 @@ func (p *process) start(ctx context.Context) *ballot {
 	return p.alone(ctx, nil)
 }
 
-// firstAnswer bounds how long initialize waits for the election, so that its
-// answer can say who is here (10-server.md §4).
+// firstAnswer bounds how long a client waits for the election before the
+// process answers by itself, without saying who is here (10-server.md §4).
 const firstAnswer = time.Second
 
-// wait answers the client until the election has ended. Only calls of tools
-// wait for it, and an initialize for a moment.
+// wait answers the client until the election has ended; only calls of tools
+// wait for it.
 func (p *process) wait(ctx context.Context, b *ballot) {
+	// Most elections are settled at once, and then every answer comes in order
+	// from whoever serves.
+	patience := time.NewTimer(firstAnswer)
+	defer patience.Stop()
+	select {
+	case <-b.done:
+		return
+	case <-patience.C:
+	case <-ctx.Done():
+	}
 	var room *server
 	var held []frame
 	defer func() { p.client.unread(held...) }()
 	for {
-		select {
-		case <-b.done:
-			return
-		default:
-		}
 		f, ok := p.client.next(ctx, b.done)
 		switch {
 		case !ok:
 			<-b.done // at the end of input it ends by itself: see elector.ended
 			return
-		case f.tool != "", bytes.HasPrefix(f.raw, []byte("[")):
+		case f.tool != "", bytes.HasPrefix(f.raw, []byte("[")) && batches(p.client.negotiated()):
 			held = append(held, f)
 			continue
-		case f.method == "initialize" && settled(ctx, b):
-			p.client.unread(f)
-			return
 		case f.method == "notifications/cancelled":
 			id := member(f.params, "requestId")
 			held = without(held, id)
@@ -415,19 +415,6 @@ func (p *process) wait(ctx context.Context, b *ballot) {
 		n := &session{version: p.client.negotiated(), trusted: true}
 		room.attendFrame(ctx, p.client, n, f)
 	}
-}
-
-// settled waits for the election, but no longer than initialize may.
-func settled(ctx context.Context, b *ballot) bool {
-	t := time.NewTimer(firstAnswer)
-	defer t.Stop()
-	select {
-	case <-b.done:
-		return true
-	case <-t.C:
-	case <-ctx.Done():
-	}
-	return false
 }
 
 // without removes the call that its client cancelled.
@@ -454,7 +441,11 @@ func (p *process) alone(ctx context.Context, why error) *ballot {
 	again := (*aloneError)(nil)
 	if why != nil {
 		s.why = why.Error()
-		p.log.Warn(fmt.Sprintf("serving this client alone: %v", why))
+		level := slog.LevelWarn
+		if errors.Is(why, errInputEnded) {
+			level = slog.LevelDebug // it has left already; what it sent is answered
+		}
+		p.log.Log(ctx, level, fmt.Sprintf("serving this client alone: %v", why))
 	} else {
 		p.log.Info("serving this client alone: " + s.why)
 	}
