@@ -292,7 +292,8 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 	case b.isLost():
 		cut(errServerGone)
 	case ctx.Err() == nil && b.p.client.done():
-		b.end(b.main) // which has the server answer what still waits
+		b.lostOnce.Do(func() {}) // the end of our own session is no loss
+		b.end(b.main)            // which has the server answer what still waits
 		b.ended = true
 	}
 	waits.Wait()
