@@ -322,6 +322,12 @@ func cmdStatus(ts *testscript.TestScript, neg bool, args []string) {
 func cmdWaitfile(ts *testscript.TestScript, neg bool, args []string) {
 	set, args := takeOptions(ts, args, "-count=")
 	checkUsage(ts, len(args) < 1 || len(args) > 2 || neg && len(args) > 1, "[!] waitfile [-count N] FILE ['regexp']")
+	want := -1
+	if set["-count"] != "" {
+		var err error
+		want, err = strconv.Atoi(set["-count"])
+		ts.Check(err)
+	}
 	re := regexp.MustCompile("")
 	if len(args) == 2 {
 		re = regexp.MustCompile("(?m)" + args[1])
@@ -335,9 +341,11 @@ func cmdWaitfile(ts *testscript.TestScript, neg bool, args []string) {
 			return err.Error()
 		case !neg && len(args) == 2:
 			text := ts.ReadFile(args[0])
-			found := fmt.Sprint(len(re.FindAllStringIndex(text, -1)))
-			if found == "0" || set["-count"] != "" && set["-count"] != found {
-				return fmt.Sprintf("%s has %s matches of %s: %s", args[0], found, args[1], clipped(text, 2000))
+			switch found := len(re.FindAllStringIndex(text, -1)); {
+			case want >= 0 && found > want:
+				ts.Fatalf("%s has %d matches of %s", args[0], found, args[1])
+			case found < max(want, 1):
+				return fmt.Sprintf("%s has %d matches of %s: %s", args[0], found, args[1], clipped(text, 2000))
 			}
 		}
 		return ""

@@ -9,9 +9,10 @@
 //
 // A fake logs each request in $WORK/NAME.log as `METHOD PATH RPC-METHOD TOOL ID bearer=B session=S`, then the body on a
 // line of its own. Kind `server` plays majordomus with the proof of the lease's token, and follows rules, each once:
-// `WHAT=ACTION`, where WHAT is a JSON-RPC method or a tool. With `WHAT*=ACTION` a rule holds for ever. Actions: drop
-// (read the request, close), half (close in the middle of the answer), hang (no answer), end (an empty 200), or an error:
-// session_not_found, lease_lost, busy, too_large, retired, internal, nonsense.
+// `WHAT=ACTION`, where WHAT is a JSON-RPC method, a tool or a path. With `WHAT*=ACTION` a rule holds for ever. Actions: drop
+// (read the request, close), half (close in the middle of the answer), hang (no answer), end (an empty 200), nonsense (a
+// page), goodbye (release the lease and resign, then answer), or an error: session_not_found, lease_lost, busy, too_large,
+// retired, internal.
 package main
 
 import (
@@ -259,30 +260,37 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	fmt.Fprintf(os.Stderr, "%s %s %s %s %s bearer=%s session=%s\n%s\n", r.Method, r.URL.Path, call.Method, call.Params.Name, call.ID,
 		strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), r.Header.Get("Mcp-Session-Id"), strings.TrimSpace(string(body)))
-	action := f.rule(call)
+	action := f.rule(call.Method, call.Params.Name, r.URL.Path)
+	if action == "goodbye" {
+		os.Remove(f.Path)
+		f.Behind = "resigned"
+	}
+	behind := f.Behind
 	f.mu.Unlock()
 	switch {
-	case f.Behind == "stranger":
+	case behind == "stranger":
 		io.WriteString(w, "{}")
 	case r.Method == "GET" && r.URL.Path == "/":
-		f.home(w, r)
+		f.home(w, r, behind)
 	case r.Method == "DELETE":
 		w.WriteHeader(http.StatusNoContent)
-	case r.URL.Path != "/mcp":
-		http.NotFound(w, r)
+	case action == "goodbye":
+		fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{}}`, call.ID)
 	case action != "":
 		f.act(w, r, action)
+	case r.URL.Path != "/mcp":
+		http.NotFound(w, r)
 	default:
 		f.answer(w, r, call)
 	}
 }
 
-// rule finds what is to be done with a call, and uses the rule up.
-func (f *fake) rule(call fakeCall) string {
+// rule finds what is to be done with a request, and uses the rule up.
+func (f *fake) rule(names ...string) string {
 	for i, rule := range f.Rules {
 		what, action, _ := strings.Cut(rule, "=")
 		what, always := strings.CutSuffix(what, "*")
-		if what != call.Method && what != call.Params.Name {
+		if !slices.Contains(names, what) {
 			continue
 		}
 		if !always {
@@ -294,13 +302,13 @@ func (f *fake) rule(call fakeCall) string {
 }
 
 // home answers the probe: who knows the token can prove it.
-func (f *fake) home(w http.ResponseWriter, r *http.Request) {
+func (f *fake) home(w http.ResponseWriter, r *http.Request, behind string) {
 	root := f.Lease.Root
-	if f.Behind == "other-checkout" {
+	if behind == "other-checkout" {
 		root += "-other"
 	}
 	key := f.Lease.Token
-	if f.Behind == "impostor" {
+	if behind == "impostor" {
 		key = "guessed"
 	}
 	proof := hmac.New(sha256.New, []byte(key))
@@ -309,7 +317,7 @@ func (f *fake) home(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	json.NewEncoder(w).Encode(map[string]any{
 		"name": "majordomus", "version": f.Lease.Version, "repository": filepath.Base(root),
-		"repository_id": hex.EncodeToString(id[:])[:32], "leaseholder": f.Behind != "resigned",
+		"repository_id": hex.EncodeToString(id[:])[:32], "leaseholder": behind != "resigned",
 		"proof": hex.EncodeToString(proof.Sum(nil)),
 	})
 }
