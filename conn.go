@@ -53,22 +53,34 @@ func (r reply) retired() string {
 
 func (r reply) message() string { return stringMember(member(r.body, "error"), "message") }
 
-// dialServer connects to the server of a lease and has it prove that it has
-// read that lease, within timeout. The connection is nil unless it is ours.
+// dialServer connects to the server of a lease, which must prove that it has
+// read that lease and hold it still, within timeout. The connection is nil
+// unless the result is probeOurs.
 func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (*conn, probeResult, error) {
+	c, holds, result, err := dialProven(ctx, doc, timeout)
+	if err == nil && !holds {
+		c.close()
+		return nil, probeForeign, fmt.Errorf("%s has lost its lease", c.host)
+	}
+	return c, result, err
+}
+
+// dialProven is dialServer for a server that may have handed its lease on: it
+// still finishes what it began.
+func dialProven(ctx context.Context, doc leaseDocument, timeout time.Duration) (c *conn, holds bool, result probeResult, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	host := strings.TrimPrefix(*doc.URL, "http://")
 	nc, err := new(net.Dialer).DialContext(ctx, "tcp4", host)
 	if err != nil {
-		return nil, failedProbe(err), fmt.Errorf("connecting to %s: %w", host, err)
+		return nil, false, failedProbe(err), fmt.Errorf("connecting to %s: %w", host, err)
 	}
-	c := &conn{nc: nc, br: bufio.NewReader(nc), host: host}
+	c = &conn{nc: nc, br: bufio.NewReader(nc), host: host}
 	challenge := randomHex(16)
 	r, err := c.exchange(ctx, "GET", "/", "Accept: application/json\r\nMajordomus-Challenge: "+challenge+"\r\n", nil, 1<<20)
 	if err != nil {
 		c.close()
-		return nil, failedProbe(err), fmt.Errorf("asking %s who it is: %w", host, err)
+		return nil, false, failedProbe(err), fmt.Errorf("asking %s who it is: %w", host, err)
 	}
 	var home homeAnswer
 	home.Leaseholder = true // "not false": an absent one counts as true
@@ -82,13 +94,11 @@ func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (
 		err = fmt.Errorf("%s serves another checkout", host)
 	case !hmac.Equal([]byte(home.Proof), []byte(proof(doc.Token, challenge))):
 		err = fmt.Errorf("%s does not know this lease", host)
-	case !home.Leaseholder:
-		err = fmt.Errorf("%s has lost its lease", host)
 	default:
-		return c, probeOurs, nil
+		return c, home.Leaseholder, probeOurs, nil
 	}
 	c.close()
-	return nil, probeForeign, err
+	return nil, false, probeForeign, err
 }
 
 // failedProbe tells a server that does not answer in time from one that

@@ -249,6 +249,10 @@ func (e *elector) elect(ctx context.Context) (outcome, error) {
 
 // look is one round: read, ask, judge, act. errLookAgain when the verdict says so or somebody else was faster.
 func (e *elector) look(ctx context.Context, t *tenure) (outcome, error) {
+	// A bridge may elect in a checkout that has been removed, where nothing is to be made anew.
+	if _, err := os.Lstat(filepath.Join(e.root, ".git")); err != nil {
+		return outcome{}, aloneFor("looking for "+leaseFile, errGone)
+	}
 	dir, err := stateDir(e.root)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := os.Stat(e.root); err == nil {
