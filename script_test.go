@@ -53,6 +53,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,6 +74,8 @@ var (
 const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
+	// Scripts wait more than they work, so more of them than processors may run; -parallel says otherwise.
+	flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	testscript.Main(m, map[string]func(){"majordomus": runProgram, "fake": runFake})
 }
 
