@@ -53,8 +53,8 @@ func named(ts *testscript.TestScript, name string) *proc {
 }
 
 func cmdMCP(ts *testscript.TestScript, neg bool, args []string) {
-	set, args := takeOptions(ts, args, "-raw", "-full", "-rev=", "-exe=")
-	checkUsage(ts, neg || len(args) < 1, "mcp [-raw] [-full] [-rev REVISION] [-exe FILE] NAME [arg...]")
+	set, args := takeOptions(ts, args, "-raw", "-deaf", "-full", "-broken", "-rev=", "-exe=")
+	checkUsage(ts, neg || len(args) < 1, "mcp [-raw] [-deaf] [-full|-broken] [-rev REVISION] [-exe FILE] NAME [arg...]")
 	argv := []string{"majordomus", "mcp"}
 	if set["-exe"] != "" {
 		argv[0] = ts.MkAbs(set["-exe"])
@@ -63,10 +63,17 @@ func cmdMCP(ts *testscript.TestScript, neg bool, args []string) {
 		argv = append(argv, "--http-port", "0")
 	}
 	p := worldOf(ts).start(ts, args[0], append(argv, args[1:]...), func(cmd *exec.Cmd) {
-		if set["-full"] != "" {
+		switch {
+		case set["-full"] != "":
 			cmd.Stderr = fullPipe(ts)
+		case set["-broken"] != "":
+			cmd.Stderr = brokenPipe(ts)
 		}
 	})
+	if set["-deaf"] != "" {
+		return
+	}
+	p.listen()
 	if set["-raw"] == "" {
 		revision := set["-rev"]
 		if revision == "" {
@@ -92,6 +99,15 @@ func fullPipe(ts *testscript.TestScript) *os.File {
 	if err != syscall.EAGAIN {
 		ts.Fatalf("filling a pipe: %v", err)
 	}
+	return w
+}
+
+// brokenPipe is a pipe whose reading end is closed.
+func brokenPipe(ts *testscript.TestScript) *os.File {
+	r, w, err := os.Pipe()
+	ts.Check(err)
+	r.Close()
+	ts.Defer(func() { w.Close() })
 	return w
 }
 
@@ -280,6 +296,7 @@ func cmdHangup(ts *testscript.TestScript, neg bool, args []string) {
 		if how := p.wait(ts); how != "0" {
 			ts.Fatalf("%s ended with %s", name, how)
 		}
+		p.listen()
 		for line := range p.lines {
 			p.kept = append(p.kept, line)
 		}

@@ -8,9 +8,10 @@
 // recovers. What a script started it ends, by its process id, and every line that a client wrote on stdout must have been
 // JSON-RPC, whatever the scenario was about.
 //
-//	mcp [-raw] [-full] [-rev REVISION] [-exe FILE] NAME [arg...]
-//		start `majordomus mcp arg...` as client NAME, initialize it and print the result. -raw sends nothing; -full
-//		gives it a stderr that is full and never read, which is $WORK/NAME.log otherwise. The port is 0 unless given.
+//	mcp [-raw] [-deaf] [-full|-broken] [-rev REVISION] [-exe FILE] NAME [arg...]
+//		start `majordomus mcp arg...` as client NAME, initialize it and print the result. The port is 0 unless given.
+//		-raw sends nothing; -deaf neither, and reads nothing before a command takes something from it. -full gives it a
+//		stderr that is full and never read, -broken one that nobody can read, which is $WORK/NAME.log otherwise.
 //	[!] call NAME TOOL ['json']
 //		print the result of the tool; with !, it must be a refusal: isError or a JSON-RPC error.
 //	send NAME TEXT|@FILE...
@@ -246,9 +247,10 @@ type proc struct {
 	kept          []string      // lines read while another was looked for
 	dead          chan struct{} // closed when it has been reaped
 	log           string
-	ids           int  // given to requests of ours
-	killed        bool // its last line may be cut
-	silent        bool // its client has gone
+	listen        func() // reads stdout from now on
+	ids           int    // given to requests of ours
+	killed        bool   // its last line may be cut
+	silent        bool   // its client has gone
 }
 
 // start runs argv under a name, in the script's directory. Its stderr is a file, so that no goroutine stands between.
@@ -277,8 +279,8 @@ func (w *world) start(ts *testscript.TestScript, name string, argv []string, pre
 	}
 	ts.Check(p.cmd.Start())
 	w.procs[name] = p
-	go p.read() // ends when the last writer of stdout is gone, or end closes our end
-	go func() { // ends when the process does
+	p.listen = sync.OnceFunc(func() { go p.read() }) // ends when the last writer of stdout is gone, or end closes our end
+	go func() {                                      // ends when the process does
 		p.cmd.Wait()
 		close(p.dead)
 	}()
@@ -308,6 +310,7 @@ func (w *world) end() {
 		<-p.dead
 		p.stdin.Close()
 		p.stdout.Close()
+		p.listen()
 		for line := range p.lines {
 			p.kept = append(p.kept, line)
 		}
@@ -382,6 +385,7 @@ func (p *proc) take(ts *testscript.TestScript, what string, wanted func(string) 
 		p.kept = slices.Delete(p.kept, i, i+1)
 		return line
 	}
+	p.listen()
 	timeout := time.After(patience)
 	for {
 		select {
