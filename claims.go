@@ -1,0 +1,277 @@
+package main
+
+// Claims: what may be announced, and which claims of a board or of a whole repository meet.
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	intentLimit  = 500    // characters
+	nameLimit    = 200    // bytes of a claim's name
+	scopeLimit   = 256    // paths of a claim
+	pathLimit    = 1024   // bytes of a path
+	claimLimit   = 64     // claims of a peer
+	overlapLimit = 10_000 // pairs of paths in one answer: all claiming "." would be quadratic
+)
+
+type overlap struct {
+	Peer     peerID        `json:"peer" doc:"the other peer"`
+	Checkout *peerCheckout `json:"checkout,omitempty" doc:"the checkout the other peer is attached to"`
+	Attached bool          `json:"attached" doc:"whether the other peer is still there"`
+	Intent   string        `json:"intent" doc:"what the other peer said it was doing"`
+	Paths    []overlapPath `json:"paths" doc:"the paths that meet"`
+	Claimant *claimant     `json:"claimant,omitempty" doc:"in a listing: the peer whose paths are called yours"`
+}
+
+type overlapPath struct {
+	Yours  string `json:"yours" doc:"the path claimed by the peer that is told"`
+	Theirs string `json:"theirs" doc:"the path claimed by the other peer"`
+}
+
+type claimant struct {
+	Peer     peerID        `json:"peer" doc:"its id"`
+	Checkout *peerCheckout `json:"checkout,omitempty" doc:"the checkout it is attached to"`
+	Intent   string        `json:"intent" doc:"what it said it was doing"`
+}
+
+// checkClaim turns what a client announced into a claim, or refuses it naming the limit.
+func checkClaim(in announceInput, root string) (announcement, error) {
+	a := announcement{Name: strings.TrimSpace(in.Claim), Intent: strings.TrimSpace(in.Intent), Scope: []string{}}
+	switch {
+	case a.Intent == "":
+		return a, refuse("invalid_input", "intent: is blank; say in one line what you are about to do")
+	case !oneLine(a.Intent):
+		return a, refuse("invalid_input", "intent: must be one line")
+	case utf8.RuneCountInString(a.Intent) > intentLimit:
+		return a, refuse("invalid_input", "intent: has %d characters, at most %d are allowed", utf8.RuneCountInString(a.Intent), intentLimit)
+	case !oneLine(a.Name):
+		return a, refuse("invalid_input", "claim: must be one line")
+	case len(a.Name) > nameLimit:
+		return a, refuse("invalid_input", "claim: has %d bytes, at most %d are allowed", len(a.Name), nameLimit)
+	case len(in.Scope) > scopeLimit:
+		return a, refuse("invalid_input", "scope: has %d paths, at most %d are allowed; claim the directory that holds them", len(in.Scope), scopeLimit)
+	}
+	seen := make(map[string]bool, len(in.Scope))
+	for _, p := range in.Scope {
+		c, err := checkPath(root, p)
+		if err != nil {
+			return a, err
+		}
+		if !seen[c] {
+			seen[c] = true
+			a.Scope = append(a.Scope, c)
+		}
+	}
+	return a, nil
+}
+
+func checkPath(root, p string) (string, error) {
+	c, ok := relative(root, p)
+	switch {
+	case strings.ContainsRune(p, 0):
+		return "", refuse("invalid_input", "scope: %q holds a zero byte", shorten(p))
+	case !ok:
+		return "", refuse("invalid_input", "scope: %q leads out of this checkout; paths are relative to its root", shorten(p))
+	case len(c) > pathLimit:
+		return "", refuse("invalid_input", "scope: %q has %d bytes, at most %d are allowed", shorten(c), len(c), pathLimit)
+	}
+	return c, nil
+}
+
+// restoreClaim checks a claim that was accepted before, by another server and perhaps another version of this program:
+// what does not fit is left out instead of refused, since nobody is there to mend it.
+func restoreClaim(a announcement) (announcement, error) {
+	in := announceInput{Claim: a.Name, Intent: a.Intent}
+	for _, p := range a.Scope[:min(len(a.Scope), scopeLimit)] {
+		if _, err := checkPath("", p); err == nil {
+			in.Scope = append(in.Scope, p)
+		}
+	}
+	c, err := checkClaim(in, "")
+	c.At = a.At
+	return c, err
+}
+
+// oneLine is strict: the text is also shown on terminals, and in listings whose lines must not be forged.
+func oneLine(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return unicode.IsControl(r) && r != '\t' || r == '\u2028' || r == '\u2029'
+	})
+}
+
+// shorten keeps an error readable that quotes what a client sent.
+func shorten(s string) string {
+	if len(s) <= 120 {
+		return s
+	}
+	cut := 120
+	for !utf8.RuneStart(s[cut]) && cut > 100 {
+		cut--
+	}
+	return s[:cut] + "…"
+}
+
+// released lists the paths of an earlier claim that the one in its place does not cover.
+func released(before, after []string) []string {
+	var gone []string
+next:
+	for _, b := range before {
+		for _, a := range after {
+			if covers(a, b) {
+				continue next
+			}
+		}
+		gone = append(gone, b)
+	}
+	return gone
+}
+
+// ground is an index of claimed paths. What may meet a path is found by its anchor and the directories above and below
+// that, so that a board of thousands of claims is not compared path by path.
+type ground struct {
+	at    map[string][]plot // by anchor
+	under map[string][]plot // by directory: what is anchored below it
+}
+
+type plot struct {
+	path  string
+	claim int
+}
+
+func newGround() *ground {
+	return &ground{at: map[string][]plot{}, under: map[string][]plot{}}
+}
+
+func (g *ground) add(p string, claim int) {
+	fixed, _ := anchor(p)
+	g.at[fixed] = append(g.at[fixed], plot{p, claim})
+	for dir := range above(fixed) {
+		g.under[dir] = append(g.under[dir], plot{p, claim})
+	}
+}
+
+// meeting appends every plot that meets the path to list.
+func (g *ground) meeting(p string, list []plot) []plot {
+	fixed, _ := anchor(p)
+	list = appendMeeting(list, p, g.at[fixed])
+	list = appendMeeting(list, p, g.under[fixed])
+	for dir := range above(fixed) {
+		list = appendMeeting(list, p, g.at[dir])
+	}
+	return list
+}
+
+func appendMeeting(list []plot, p string, plots []plot) []plot {
+	for _, other := range plots {
+		if meets(p, other.path) {
+			list = append(list, other)
+		}
+	}
+	return list
+}
+
+// search looks paths up in a ground until it has found too much for one answer, or its time is over.
+type search struct {
+	ctx    context.Context
+	ground *ground
+	left   int // how many pairs may still be found
+	near   []plot
+}
+
+func newSearch(ctx context.Context) *search {
+	return &search{ctx: ctx, ground: newGround(), left: overlapLimit}
+}
+
+// meeting gives what meets the path, until the next call, and false when that is not all.
+func (s *search) meeting(p string) ([]plot, bool) {
+	if s.ctx.Err() != nil {
+		return nil, false
+	}
+	s.near = s.ground.meeting(p, s.near[:0])
+	n := min(len(s.near), s.left)
+	s.left -= n
+	return s.near[:n], n == len(s.near)
+}
+
+// overlapsAmong finds every pair of claims of two peers that meet, once, reported against the later of the two in
+// the listing. It reports false when that is not all.
+func overlapsAmong(ctx context.Context, peers []peer) ([]overlap, bool) {
+	type claim struct {
+		peer   *peer
+		intent string
+	}
+	var claims []claim
+	list, s := []overlap{}, newSearch(ctx)
+	for i := range peers {
+		later := &peers[i]
+		for _, mine := range later.Claims {
+			found, all := s.pairs(mine.Scope)
+			for _, n := range slices.Sorted(maps.Keys(found)) {
+				o := overlapWith(claims[n].peer, claims[n].intent, found[n])
+				o.Claimant = &claimant{Peer: later.ID, Checkout: later.Checkout, Intent: mine.Intent}
+				list = append(list, o)
+			}
+			if !all {
+				return list, false
+			}
+		}
+		// One's own claims never collide: they join the ground when all of them have been looked up.
+		for _, mine := range later.Claims {
+			for _, p := range mine.Scope {
+				s.ground.add(p, len(claims))
+			}
+			claims = append(claims, claim{later, mine.Intent})
+		}
+	}
+	return list, true
+}
+
+// pairs finds the paths that meet those of a scope, by the claim they belong to.
+func (s *search) pairs(scope []string) (found map[int][]overlapPath, all bool) {
+	for _, p := range scope {
+		near, all := s.meeting(p)
+		for _, other := range near {
+			if found == nil {
+				found = map[int][]overlapPath{}
+			}
+			found[other.claim] = append(found[other.claim], overlapPath{Yours: p, Theirs: other.path})
+		}
+		if !all {
+			return found, false
+		}
+	}
+	return found, true
+}
+
+// overlapsWith finds the claims of others that meet mine. It reports false when that is not all.
+func overlapsWith(ctx context.Context, mine announcement, others []peer) ([]overlap, bool) {
+	list, s := []overlap{}, newSearch(ctx)
+	for _, p := range mine.Scope {
+		s.ground.add(p, 0)
+	}
+	for i := range others {
+		for _, theirs := range others[i].Claims {
+			found, all := s.pairs(theirs.Scope)
+			if paths := found[0]; paths != nil {
+				for j, p := range paths {
+					paths[j] = overlapPath{Yours: p.Theirs, Theirs: p.Yours} // it was they who were looked up
+				}
+				list = append(list, overlapWith(&others[i], theirs.Intent, paths))
+			}
+			if !all {
+				return list, false
+			}
+		}
+	}
+	return list, true
+}
+
+func overlapWith(p *peer, intent string, paths []overlapPath) overlap {
+	return overlap{Peer: p.ID, Checkout: p.Checkout, Attached: p.Attached, Intent: intent, Paths: paths}
+}
