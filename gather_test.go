@@ -18,7 +18,7 @@ func gatherServer(c checkout) *server {
 }
 
 func asCaller(ctx context.Context, id peerID) context.Context {
-	return withCaller(ctx, &session{peer: id})
+	return context.WithValue(ctx, sessionKey{}, &session{peer: id})
 }
 
 func TestBoardOfOneCheckout(t *testing.T) {
