@@ -25,7 +25,7 @@ func boardShows(t *testing.T, b *board, want ...string) {
 	}
 }
 
-func boardClaims(t *testing.T, b *board, id peerID, in announceInput) announced {
+func boardClaims(t testing.TB, b *board, id peerID, in announceInput) announced {
 	t.Helper()
 	done, err := b.announce(id, in, "")
 	if err != nil {

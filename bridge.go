@@ -181,7 +181,9 @@ func (r *attachRefusal) Error() string { return fmt.Sprintf("%s: %s", r.code, r.
 
 // attach opens the session: one call puts the client on the board, whole.
 func (b *bridge) attach(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.join)
+	// Not broken off by a signal: the server would keep a session that nobody
+	// knows and nobody ends.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.p.set.timing.probe)
 	defer cancel()
 	a := b.p.client.attachment("http")
 	params := mustJSON(attachParams{Identity: a.Identity, Address: a.Address, Carried: a.Carried})

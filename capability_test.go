@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
 	"math"
@@ -146,6 +147,9 @@ func TestToolsList(t *testing.T) {
 		t.Error("the list differs when made again")
 	}
 }
+
+// update also makes scenarios accept what they get, see script_test.go.
+var update = flag.Bool("update", false, "accept the answers of this run as the expected ones")
 
 // TestOpenAPI keeps the checked-in openapi.json in step with the table.
 func TestOpenAPI(t *testing.T) {

@@ -22,6 +22,10 @@ const (
 	gatherTogether = 32       // siblings asked at once
 	boardLimit     = 8 << 20  // bytes of one sibling's answer
 	boardsLimit    = 64 << 20 // bytes of all answers of a gather
+
+	// A listing takes at most the probe timeout and a second.
+	gatherTime  = 800 * time.Millisecond // beyond the probe timeout
+	overlapTime = 200 * time.Millisecond
 )
 
 type peersInput struct {
@@ -84,9 +88,7 @@ type gathered struct {
 }
 
 func (s *server) peersList(ctx context.Context, in peersInput) (peersOutput, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe+time.Second)
-	defer cancel()
-	g := s.gather(ctx, in.Checkouts != "this", s.board.peers())
+	g := s.gather(ctx, in.Checkouts != "this", s.set.timing.probe+gatherTime, s.board.peers())
 	out := peersOutput{
 		Peers: []peer{}, Covered: len(g.boards), Boards: []boardView{}, Omitted: map[string]int{},
 		Complete: g.complete(), Reason: g.reason,
@@ -107,14 +109,14 @@ func (s *server) peersList(ctx context.Context, in peersInput) (peersOutput, err
 		out.Peers = s.board.peers()
 		out.Count = attached(out.Peers)
 	}
-	whole := false
-	if out.Overlaps, whole = overlapsAmong(ctx, out.Peers); !whole {
-		out.Complete, out.Reason = false, joined(out.Reason, tooManyOverlaps)
+	ctx, cancel := context.WithTimeout(ctx, overlapTime)
+	defer cancel()
+	all := false
+	if out.Overlaps, all = overlapsAmong(ctx, out.Peers); !all {
+		out.Complete, out.Reason = false, joined(out.Reason, fmt.Sprintf("not all overlaps are listed: there are over %d, or finding them took over %v", overlapLimit, overlapTime))
 	}
 	return out, nil
 }
-
-var tooManyOverlaps = fmt.Sprintf("only the first of more than %d overlapping paths are listed", overlapLimit)
 
 func (s *server) announce(ctx context.Context, in announceInput) (announceOutput, error) {
 	caller := callerOf(ctx)
@@ -127,9 +129,7 @@ func (s *server) announce(ctx context.Context, in announceInput) (announceOutput
 	if err != nil {
 		return announceOutput{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
-	defer cancel()
-	g := s.gather(ctx, true, done.others)
+	g := s.gather(ctx, true, s.set.timing.probe, done.others)
 	others := done.others
 	if len(g.boards) > 0 {
 		others = nil
@@ -138,9 +138,11 @@ func (s *server) announce(ctx context.Context, in announceInput) (announceOutput
 		others = append(others, f.peers...)
 	}
 	out := announceOutput{peer: done.peer, Released: done.released}
-	whole := false
-	out.Overlaps, whole = overlapsWith(ctx, done.claim, others)
-	out.Complete = whole && g.complete()
+	ctx, cancel := context.WithTimeout(ctx, overlapTime)
+	defer cancel()
+	all := false
+	out.Overlaps, all = overlapsWith(ctx, done.claim, others)
+	out.Complete = all && g.complete()
 	return out, nil
 }
 
@@ -181,12 +183,14 @@ func joined(a, b string) string {
 	return a + "; " + b
 }
 
-// gather looks at this checkout, and when wide at every other of the repository, until ctx ends. Own is what this
+// gather looks at this checkout, and when wide at every other of the repository, for so long. Own is what this
 // process's board holds; it is never asked for over the wire.
-func (s *server) gather(ctx context.Context, wide bool, own []peer) gathered {
+func (s *server) gather(ctx context.Context, wide bool, limit time.Duration, own []peer) gathered {
 	if s.checkout.root == "" {
 		return gathered{}
 	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	g := gathered{boards: []found{s.lookHere(own)}}
 	if wide {
 		s.gatherOthers(ctx, &g)

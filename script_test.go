@@ -67,7 +67,6 @@ import (
 )
 
 var (
-	update = flag.Bool("update", false, "accept the answers of this run as the expected ones")
 	rounds = flag.Int("rounds", 3, "rounds of each race; their long form is 50")
 )
 

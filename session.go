@@ -105,7 +105,21 @@ func (s *server) admit(n *session) error {
 	if s.sweep == nil {
 		s.sweep = time.AfterFunc(s.set.timing.sessionIdle, s.expire)
 	}
+	if n.attached {
+		time.AfterFunc(2*s.set.timing.probe, func() { s.dismissUnwatched(n) })
+	}
 	return nil
+}
+
+// dismissUnwatched ends a bridge's session that never got its watch: the
+// process died right after it had attached, or gave up waiting for the answer.
+func (s *server) dismissUnwatched(n *session) {
+	s.mu.Lock()
+	unwatched := n.ended == nil && n.running == 0
+	s.mu.Unlock()
+	if unwatched {
+		s.dismiss(n)
+	}
 }
 
 // use finds a session and marks it as in use; release ends that.

@@ -71,9 +71,7 @@ type connectionCounts struct {
 }
 
 func (s *server) status(ctx context.Context, in statusInput) (statusOutput, error) {
-	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe+time.Second)
-	defer cancel()
-	g := s.gather(ctx, in.Checkouts != "this", s.board.peers())
+	g := s.gather(ctx, in.Checkouts != "this", s.set.timing.probe+gatherTime, s.board.peers())
 	out := statusOutput{
 		CheckoutID: s.checkout.id,
 		Desired: desiredView{

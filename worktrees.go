@@ -294,19 +294,22 @@ func gitEnvironment(environ []string) []string {
 	return append(env, "LC_ALL=C")
 }
 
-// boundedBuffer keeps the first bytes up to its limit. One that has a full takes no more and calls it.
+// boundedBuffer keeps the first bytes up to its limit. One that has a full takes no more and calls it. The buffer is
+// not embedded: io.Copy would find its ReadFrom, which knows no limit.
 type boundedBuffer struct {
-	bytes.Buffer
+	kept  bytes.Buffer
 	limit int
 	full  func()
 }
 
+func (b *boundedBuffer) String() string { return b.kept.String() }
+
 func (b *boundedBuffer) Write(p []byte) (int, error) {
-	room := b.limit - b.Len()
+	room := b.limit - b.kept.Len()
 	if len(p) <= room {
-		return b.Buffer.Write(p)
+		return b.kept.Write(p)
 	}
-	b.Buffer.Write(p[:room])
+	b.kept.Write(p[:room])
 	if b.full != nil {
 		b.full()
 		return room, io.ErrShortWrite
