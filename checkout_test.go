@@ -127,6 +127,10 @@ func TestFindCheckout(t *testing.T) {
 	if a, b := branchOf(c.gitDir), branchOf(w.gitDir); a != "main" || b != "feature/x" {
 		t.Errorf("on branches %q and %q", a, b)
 	}
+	mustWrite(t, filepath.Join(wt, ".git"), "gitdir: ../main/.git/worktrees/wt\n") // as git 2.48 may write it
+	if got := mustFind(t, wt); got != w {
+		t.Errorf("by a relative link: %+v", got)
+	}
 	gitIn(t, wt, "checkout", "-q", "--detach")
 	if got := branchOf(w.gitDir); got != "" {
 		t.Errorf("detached on branch %q", got)

@@ -88,7 +88,8 @@ type gathered struct {
 }
 
 func (s *server) peersList(ctx context.Context, in peersInput) (peersOutput, error) {
-	g := s.gather(ctx, in.Checkouts != "this", s.set.timing.probe+gatherTime, s.board.peers())
+	own := s.board.peers()
+	g := s.gather(ctx, in.Checkouts != "this", s.set.timing.probe+gatherTime, own)
 	out := peersOutput{
 		Peers: []peer{}, Covered: len(g.boards), Boards: []boardView{}, Omitted: map[string]int{},
 		Complete: g.complete(), Reason: g.reason,
@@ -106,8 +107,7 @@ func (s *server) peersList(ctx context.Context, in peersInput) (peersOutput, err
 		out.Boards = append(out.Boards, f.board(i == 0))
 	}
 	if len(g.boards) == 0 {
-		out.Peers = s.board.peers()
-		out.Count = attached(out.Peers)
+		out.Peers, out.Count = own, attached(own)
 	}
 	ctx, cancel := context.WithTimeout(ctx, overlapTime)
 	defer cancel()

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -436,6 +438,11 @@ func TestGatherIsBounded(t *testing.T) {
 		t.Errorf("a silent one: %+v", b)
 	}
 
+	status, err := main.status(t.Context(), statusInput{})
+	if err != nil || len(status.Servers) != 21 || status.Omitted["absent"] != 140 {
+		t.Errorf("status lists %d, omits %v, %v", len(status.Servers), status.Omitted, err)
+	}
+
 	// More than can be asked in time: the gather does not wait for its turn with each.
 	silence(wt[20:])
 	main.set.timing.probe = 300 * time.Millisecond
@@ -446,6 +453,39 @@ func TestGatherIsBounded(t *testing.T) {
 	last := out.Boards[len(out.Boards)-1]
 	if last.Standing != "stale" || !strings.Contains(last.Reason, "no time") {
 		t.Errorf("the last: %+v", last)
+	}
+}
+
+func TestGatherAsks32AtOnce(t *testing.T) {
+	root := gitRepo(t)
+	main := serving(t, gatherServer(mustFind(t, root)))
+	main.set.timing.probe = gatherPatience
+	var asking, most atomic.Int64
+	var once sync.Once
+	full := make(chan struct{}) // closed when as many ask as may
+	for _, wt := range gatherWorktrees(t, root, gatherTogether+8) {
+		s := newSibling(t, wt)
+		s.answers(func(w http.ResponseWriter, r *http.Request) {
+			n := asking.Add(1)
+			defer asking.Add(-1)
+			if n > most.Load() {
+				most.Store(n)
+			}
+			if n == gatherTogether {
+				once.Do(func() { close(full) })
+			}
+			select {
+			case <-full:
+			case <-r.Context().Done():
+			}
+			s.serveHome(w, r)
+		}, nil)
+	}
+	if out := mustList(t, main, peersInput{}); !out.Complete || len(out.Boards) != gatherTogether+9 {
+		t.Errorf("complete %v, %d boards", out.Complete, len(out.Boards))
+	}
+	if most.Load() != gatherTogether {
+		t.Errorf("%d were asked at once", most.Load())
 	}
 }
 

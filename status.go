@@ -9,6 +9,10 @@ import (
 	"time"
 )
 
+// statusListed is how many checkouts are all listed. With more of them, those without a server are only counted, or the
+// answer would be past what a client shows to its model.
+const statusListed = 64
+
 type statusInput struct {
 	Checkouts string `json:"checkouts" doc:"which checkouts to look at: all of the repository, or the one of this server alone" enum:"repository,this" default:"repository"`
 }
@@ -20,6 +24,7 @@ type statusOutput struct {
 	ThisProcess *leaseView       `json:"this_process,omitempty" doc:"the lease this process has published; absent when it is not the server"`
 	Standing    string           `json:"standing" doc:"how the server of this checkout stands" enum:"absent,starting,ready,outdated,stale"`
 	Servers     []serverView     `json:"servers" doc:"the server of each covered checkout, this one's first"`
+	Omitted     map[string]int   `json:"omitted,omitempty" doc:"checkouts that are not listed because there are very many, counted by standing: no server, nobody there"`
 	Complete    bool             `json:"complete" doc:"whether every checkout could be looked at"`
 	Reason      string           `json:"reason,omitempty" doc:"why checkouts may be missing, in the words of git where it said something"`
 	Connections connectionCounts `json:"connections" doc:"the connections of this process"`
@@ -91,6 +96,12 @@ func (s *server) status(ctx context.Context, in statusInput) (statusOutput, erro
 	for i, f := range g.boards {
 		if i == 0 {
 			out.Standing = f.standing
+		} else if len(g.boards) > statusListed && f.empty() {
+			if out.Omitted == nil {
+				out.Omitted = map[string]int{}
+			}
+			out.Omitted[f.standing]++
+			continue
 		}
 		out.Servers = append(out.Servers, serverView{
 			Worktree: f.root, Branch: f.branch, CheckoutID: f.id, Primary: f.primary, ThisCheckout: i == 0,

@@ -263,7 +263,7 @@ func runGit(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd.Dir = dir
 	cmd.Env = gitEnvironment(os.Environ())
 	cmd.Stdout, cmd.Stderr = out, words
-	cmd.WaitDelay = 100 * time.Millisecond // a grandchild may hold the pipes
+	cmd.WaitDelay = time.Second // for what it leaves behind with our pipe; long, or a busy machine would cut its answer
 	ownGroup(cmd)
 	cmd.Cancel = func() error { return killGroup(cmd) }
 	err := cmd.Run()
