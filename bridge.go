@@ -306,7 +306,7 @@ func (b *bridge) end(c *conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	if c == nil || !c.fresh(b.p.set.timing.read) {
-		fresh, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+		fresh, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
 			return
 		}
@@ -337,7 +337,7 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 			return false
 		case err != nil, r.status != http.StatusOK && (code == "session_not_found" || code == "lease_lost"):
 			b.p.client.unread(f)
-			b.lose(loss{})
+			b.lose(loss{goodbye: err == nil})
 			return false
 		case r.status == http.StatusOK:
 			b.give(f, r)
@@ -359,7 +359,7 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 // send posts the frame, on a connection that is good for it.
 func (b *bridge) send(ctx context.Context, c **conn, f frame) (sent bool, r reply, err error) {
 	if *c == nil || !(*c).fresh(b.p.set.timing.read) {
-		fresh, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+		fresh, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
 			return false, reply{}, err
 		}

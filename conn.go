@@ -20,11 +20,12 @@ import (
 // conn is one keep-alive connection to a server that has proven who it is. It
 // is used by one exchange at a time.
 type conn struct {
-	nc   net.Conn
-	br   *bufio.Reader
-	host string
-	used time.Time // when the last exchange ended
-	dead bool      // not to be used again
+	nc      net.Conn
+	br      *bufio.Reader
+	host    string
+	used    time.Time // when the last exchange ended
+	dead    bool      // not to be used again
+	leaving bool      // the server said that it has no lease any more
 }
 
 // reply is an answer to one request.
@@ -54,8 +55,20 @@ func (r reply) retired() string {
 func (r reply) message() string { return stringMember(member(r.body, "error"), "message") }
 
 // dialServer connects to the server of a lease and has it prove that it has
-// read that lease, within timeout. The connection is nil unless it is ours.
+// read that lease, within timeout. The connection is nil unless it is ours and
+// has not lost that lease.
 func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (*conn, probeResult, error) {
+	c, result, err := dialProven(ctx, doc, timeout)
+	if err == nil && c.leaving {
+		c.close()
+		return nil, probeForeign, fmt.Errorf("%s has lost its lease", c.host)
+	}
+	return c, result, err
+}
+
+// dialProven is dialServer that also takes a server which is leaving: a bridge
+// that was told so still has to end its session there.
+func dialProven(ctx context.Context, doc leaseDocument, timeout time.Duration) (*conn, probeResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	host := strings.TrimPrefix(*doc.URL, "http://")
@@ -82,9 +95,8 @@ func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (
 		err = fmt.Errorf("%s serves another checkout", host)
 	case !hmac.Equal([]byte(home.Proof), []byte(proof(doc.Token, challenge))):
 		err = fmt.Errorf("%s does not know this lease", host)
-	case !home.Leaseholder:
-		err = fmt.Errorf("%s has lost its lease", host)
 	default:
+		c.leaving = !home.Leaseholder
 		return c, probeOurs, nil
 	}
 	c.close()

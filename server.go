@@ -248,6 +248,7 @@ func (s *server) end(hs *http.Server) {
 		select {
 		case <-s.quiet:
 		case <-ctx.Done():
+			s.log.Warn(fmt.Sprintf("leaving after %v with something still open: %d calls, %d sessions", endingTime, s.running.Load(), s.connections().Sessions))
 		}
 	}
 	s.cut(errLeaseLost)
