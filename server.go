@@ -317,7 +317,11 @@ func (s *server) attend(ctx context.Context, c *client, n *session) {
 			return
 		}
 		if f.waits() {
-			waits.Go(func() { s.attendFrame(waitCtx, c, n, f) })
+			callCtx, done := n.waiting.begin(waitCtx, f.id)
+			waits.Go(func() {
+				defer done()
+				s.attendFrame(callCtx, c, n, f)
+			})
 		} else {
 			s.attendFrame(s.calls, c, n, f)
 		}
