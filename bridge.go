@@ -272,6 +272,7 @@ func (b *bridge) ping(ctx context.Context) bool {
 func (b *bridge) relay(ctx, exchanges context.Context) {
 	defer func() { b.main.close() }()
 	var waits sync.WaitGroup
+	var waiting waitingCalls
 	waitCtx, cut := context.WithCancelCause(exchanges)
 	for {
 		f, ok := b.p.client.next(ctx, b.lost)
@@ -279,14 +280,21 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 			break
 		}
 		if f.waits() {
+			callCtx, done := waiting.begin(waitCtx, f.id)
 			waits.Go(func() {
+				defer done()
 				var own *conn
-				b.pass(waitCtx, &own, f)
+				b.pass(callCtx, &own, f)
 				if own != nil {
 					own.close()
 				}
 			})
-		} else if !b.pass(exchanges, &b.main, f) {
+			continue
+		}
+		if f.method == "notifications/cancelled" && waiting.cancel(f.params) {
+			continue // the end of its request tells the server
+		}
+		if !b.pass(exchanges, &b.main, f) {
 			break
 		}
 	}
@@ -330,6 +338,8 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 	for {
 		sent, r, err := b.send(ctx, c, f)
 		switch code := r.code(); {
+		case err != nil && errors.Is(context.Cause(ctx), errCancelled):
+			return true // it gets no answer
 		case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 			b.fail(f, fmt.Sprintf("no answer within %v", messageTime+f.wait()))
 			return true
@@ -347,6 +357,8 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 		case r.status == http.StatusAccepted:
 			return true
 		case code == "busy" && b.pause(ctx, r):
+		case errors.Is(context.Cause(ctx), errCancelled): // during the pause
+			return true
 		case code == "retired":
 			b.p.client.unread(f)
 			b.lose(loss{retired: r.retired()})

@@ -69,7 +69,7 @@ func (s *server) answer(ctx context.Context, n *session, m message) ([]byte, err
 		return nil, nil
 	case m.notification():
 		if m.method == "notifications/cancelled" {
-			n.cancelWait(m.params)
+			n.waiting.cancel(m.params)
 		}
 		return nil, nil
 	}
@@ -177,8 +177,11 @@ func (s *server) callTool(ctx context.Context, n *session, m message) (json.RawM
 	}
 	if n != nil && c.mayWait {
 		var done func()
-		ctx, done = n.waiting(ctx, m.id)
+		ctx, done = n.waiting.begin(ctx, m.id)
 		defer done()
+	}
+	if errors.Is(context.Cause(ctx), errCancelled) {
+		return nil, nil
 	}
 	out, err := s.invoke(ctx, c, member(m.params, "arguments"))
 	switch failed := (*rpcError)(nil); {

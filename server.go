@@ -248,6 +248,7 @@ func (s *server) end(hs *http.Server) {
 		select {
 		case <-s.quiet:
 		case <-ctx.Done():
+			s.log.Warn(fmt.Sprintf("leaving after %v with something still open: %d calls, %d sessions", endingTime, s.running.Load(), s.connections().Sessions))
 		}
 	}
 	s.cut(errLeaseLost)
@@ -316,7 +317,11 @@ func (s *server) attend(ctx context.Context, c *client, n *session) {
 			return
 		}
 		if f.waits() {
-			waits.Go(func() { s.attendFrame(waitCtx, c, n, f) })
+			callCtx, done := n.waiting.begin(waitCtx, f.id)
+			waits.Go(func() {
+				defer done()
+				s.attendFrame(callCtx, c, n, f)
+			})
 		} else {
 			s.attendFrame(s.calls, c, n, f)
 		}

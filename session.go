@@ -19,9 +19,10 @@ type session struct {
 	attached bool // opened by majordomus/attach: a bridge
 	trusted  bool // one of the user's own processes, not just any on loopback
 
+	waiting waitingCalls
+
 	mu      sync.Mutex
-	version string                             // negotiated revision; "" before initialize
-	waits   map[string]context.CancelCauseFunc // calls that wait, by raw id
+	version string // negotiated revision; "" before initialize
 
 	// Kept by the server under its own mutex.
 	running  int // requests being answered; such a session is not idle
@@ -38,41 +39,51 @@ func (n *session) protocol() string {
 // errCancelled is the cause of a wait that the client cancelled: it gets no answer.
 var errCancelled = errors.New("cancelled by the client")
 
-// waiting registers a call that may wait, so that notifications/cancelled can
-// end it. The returned function must be called when the call has ended.
-func (n *session) waiting(ctx context.Context, id json.RawMessage) (context.Context, func()) {
+// waitingCalls are the calls of one client that may wait, by raw id, at the
+// server or at a bridge. Where calls run beside the loop that reads the client,
+// begin belongs into the loop: the cancellation may be the very next message.
+type waitingCalls struct {
+	mu   sync.Mutex
+	ends map[string]context.CancelCauseFunc
+}
+
+// begin registers a call, so that notifications/cancelled can end it. The
+// returned function must be called when the call has ended.
+func (w *waitingCalls) begin(ctx context.Context, id json.RawMessage) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.waits == nil {
-		n.waits = map[string]context.CancelCauseFunc{}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ends == nil {
+		w.ends = map[string]context.CancelCauseFunc{}
 	}
-	n.waits[string(id)] = cancel
+	w.ends[string(id)] = cancel
 	return ctx, func() {
-		n.mu.Lock()
-		delete(n.waits, string(id))
-		n.mu.Unlock()
+		w.mu.Lock()
+		delete(w.ends, string(id))
+		w.mu.Unlock()
 		cancel(nil)
 	}
 }
 
-// cancelWait ends the waiting call that notifications/cancelled names.
-func (n *session) cancelWait(params json.RawMessage) {
-	n.mu.Lock()
-	cancel := n.waits[string(member(params, "requestId"))]
-	n.mu.Unlock()
-	if cancel != nil {
-		cancel(errCancelled)
+// cancel ends the call that notifications/cancelled names, and reports whether
+// there is such a call.
+func (w *waitingCalls) cancel(params json.RawMessage) bool {
+	w.mu.Lock()
+	end := w.ends[string(member(params, "requestId"))]
+	w.mu.Unlock()
+	if end != nil {
+		end(errCancelled)
 	}
+	return end != nil
 }
 
-// endWaits lets every waiting call of the session be answered now, with what
-// there is: its client has left or is about to.
-func (n *session) endWaits() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, cancel := range n.waits {
-		cancel(errInputEnded)
+// end lets every call be answered now, with what there is: its client has left
+// or is about to.
+func (w *waitingCalls) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, end := range w.ends {
+		end(errInputEnded)
 	}
 }
 
@@ -163,7 +174,7 @@ func (s *server) dropLocked(n *session) {
 	if n.ended != nil {
 		n.ended(errSessionEnded)
 	}
-	n.endWaits()
+	n.waiting.end()
 	s.checkEmptyLocked()
 	s.stir()
 }

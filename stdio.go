@@ -55,7 +55,7 @@ func readFrame(raw []byte) frame {
 // hold up those behind it.
 func (f frame) waits() bool {
 	c := toolTable()[f.tool]
-	return f.tool != "" && c != nil && c.mayWait
+	return f.tool != "" && c != nil && c.mayWait && f.id != nil
 }
 
 // repeatable reports whether the frame may be sent again although the first
