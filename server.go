@@ -24,8 +24,12 @@ const (
 	// endingTime is how long answers may take once the server is ending: a
 	// client kills five seconds after it has asked (STYLE.md §6).
 	endingTime = 4 * time.Second
-	// lookTime is how often the lease is looked at when nobody calls.
-	lookTime = 900 * time.Millisecond
+	// lookTime is how often the lease is looked at when nobody calls and the
+	// system does not say when its name changes; seldomLookTime, when it does.
+	lookTime       = 900 * time.Millisecond
+	seldomLookTime = 30 * time.Second
+	// settleTime is what a deletion that is noticed gets to be finished.
+	settleTime = 200 * time.Millisecond
 )
 
 // server answers for one checkout, or, when alone, one client.
@@ -288,19 +292,47 @@ func (s *server) stir() {
 }
 
 // lookAtLease notices a lost lease also when nobody calls, and links a new
-// file when the lease file has been deleted.
+// file when the lease file has been deleted. Where the system can say that
+// something happened to the name, looking is only for what it misses.
 func (s *server) lookAtLease(done <-chan struct{}) {
-	t := time.NewTicker(lookTime)
-	defer t.Stop()
 	for {
-		select {
-		case <-t.C:
-			s.holds()
-		case <-done:
-			return
-		case <-s.ending:
+		changed, closed := watchLease(s.checkout.root)
+		again := seldomLookTime
+		if changed == nil {
+			again = lookTime
+		}
+		s.holds() // what happened before it was watched
+		t := time.NewTimer(again)
+		over := s.lookUntil(done, t.C, changed)
+		t.Stop()
+		closed()
+		if over {
 			return
 		}
+	}
+}
+
+// lookUntil looks at the lease on every change; true when that is over, false
+// when it must be watched anew.
+func (s *server) lookUntil(done <-chan struct{}, again <-chan time.Time, changed <-chan struct{}) bool {
+	for {
+		watched := true
+		select {
+		case <-done:
+			return true
+		case <-s.ending:
+			return true
+		case <-again:
+			watched = false
+		case _, watched = <-changed:
+			// Whoever deletes the directory just now would stumble over a file
+			// that comes back at once.
+			pause(s.calls, settleTime, s.ending)
+		}
+		if !watched {
+			return false
+		}
+		s.holds()
 	}
 }
 
