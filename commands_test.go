@@ -277,10 +277,15 @@ func cmdHangup(ts *testscript.TestScript, neg bool, args []string) {
 		p.silent = true
 		if set["-out"] != "" {
 			p.stdout.Close()
-			p.write(ts, []byte(`{"jsonrpc":"2.0","id":"nobody reads this","method":"ping"}`+"\n"))
-		} else {
-			p.stdin.Close()
+			until(ts, func() string { // a process that is just being started has a copy of our end, and hides that it is gone
+				p.stdin.WriteString(`{"jsonrpc":"2.0","id":"nobody reads this","method":"ping"}` + "\n")
+				if p.alive() {
+					return name + " has not ended"
+				}
+				return ""
+			})
 		}
+		p.stdin.Close()
 	}
 	if before >= 0 { // its peer leaves the board when it has noticed; that it serves on is then no accident of timing
 		until(ts, func() string {

@@ -26,7 +26,7 @@
 //		wait until the lists of all clients (or of those named) show N attached and nobody twice.
 //	hangup [-stay|-out] NAME...
 //		close stdin of all, then require exit 0 of each and print what they still wrote. -stay: require that it has
-//		noticed, and serves on. -out: close their stdout instead and send a message, which then has nowhere to go.
+//		noticed, and serves on. -out: close their stdout first and send messages, whose answers have nowhere to go.
 //	kill9 NAME..., signal NAME SIGNAL, status NAME SIGNAL|CODE
 //		SIGKILL and reap; send a signal; wait for the end and compare how it ended.
 //	race N [KIND]
