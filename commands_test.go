@@ -1,5 +1,6 @@
 //go:build unix
 
+// What scenarios do with processes and files; script_test.go lists it.
 package main
 
 import (
@@ -37,7 +38,7 @@ func takeOptions(ts *testscript.TestScript, args []string, known ...string) (map
 	return set, args
 }
 
-// checkUsage fails unless the arguments number between least and most (-1: no bound), and refuses `!` unless it means something.
+// checkUsage refuses a line that is no use of its command; a `!` that would mean nothing is one.
 func checkUsage(ts *testscript.TestScript, bad bool, text string) {
 	if bad {
 		ts.Fatalf("usage: %s", text)
@@ -233,10 +234,16 @@ func cmdPeers(ts *testscript.TestScript, neg bool, args []string) {
 	n, err := strconv.Atoi(args[0])
 	ts.Check(err)
 	var clients []*proc
+	for _, name := range args[1:] {
+		clients = append(clients, named(ts, name))
+	}
 	for _, p := range worldOf(ts).procs {
-		if len(args) > 1 && slices.Contains(args[1:], p.name) || len(args) == 1 && p.alive() && !p.silent {
+		if len(args) == 1 && p.alive() && !p.silent {
 			clients = append(clients, p)
 		}
+	}
+	if clients == nil {
+		ts.Fatalf("nobody is left to ask")
 	}
 	sameBoard(ts, clients, n)
 }
