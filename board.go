@@ -177,6 +177,17 @@ func (b *board) attach(a attachment) peerID {
 	return m.id
 }
 
+// knows returns the id of the peer with an identity, also of one that has left; "" when there is none. For a worker that
+// carries nothing along and so must find its claims here when it speaks again.
+func (b *board) knows(identity string, unverified bool) peerID {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m := b.known[boardIdentity{identity, unverified}]; m != nil {
+		return m.id
+	}
+	return ""
+}
+
 func newMember(a attachment) *boardEntry {
 	now := time.Now()
 	m := &boardEntry{

@@ -121,7 +121,7 @@ func (s *server) peersList(ctx context.Context, in peersInput) (peersOutput, err
 func (s *server) announce(ctx context.Context, in announceInput) (announceOutput, error) {
 	caller := callerOf(ctx)
 	if caller == nil {
-		return announceOutput{}, refuse("refused", "this call comes from nobody on the board, so nobody would hold the claim: connect as an MCP client at /mcp, or through majordomus mcp, and announce in that session")
+		return announceOutput{}, refuse("refused", "this call comes from nobody on the board, so nobody would hold the claim: connect as an MCP client, through majordomus mcp or at /mcp, and announce in that session; a client of revision 2026-07-28 at /mcp says who it is by a header with each request, Majordomus-Client: 32 hex digits of its own choice")
 	}
 	// The write comes before the questions, here and in every sibling: of two peers who announce in two checkouts at
 	// once, at least one sees the other.

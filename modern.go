@@ -58,6 +58,9 @@ func (s *server) modernMethod(ctx context.Context, n *session, m message) (json.
 			CacheScope:        "private", // the instructions name the caller
 		})), nil
 	case "tools/list":
+		if err := checkCursor(m.params); err != nil {
+			return nil, err
+		}
 		// The list is the same for everybody and never changes within one version of the program.
 		list := toolsList()
 		return s.modernResult(slices.Concat(list[:len(list)-1], []byte(`,"ttlMs":300000,"cacheScope":"public"}`))), nil
@@ -148,23 +151,16 @@ func decodeHeader(v string) string {
 	return v
 }
 
-// serveModern answers a modern request over HTTP.
+// serveModern answers a modern request over HTTP. What is wrong with the
+// request as such is a 400, an unknown method a 404; the errors of what was
+// called are the client's business, and a 200.
 func (s *server) serveModern(w http.ResponseWriter, r *http.Request, m message, trusted bool) {
-	status := func(e *rpcError) int {
-		switch e.Code {
-		case codeMethodNotFound:
-			return http.StatusNotFound
-		case codeHeaderMismatch, codeUnsupportedVersion, codeInvalidParams:
-			return http.StatusBadRequest
-		}
-		return http.StatusOK
-	}
 	bad := checkModernHeaders(r.Header, m)
 	if bad == nil {
 		bad, _ = checkMeta(member(m.params, "_meta")).(*rpcError)
 	}
 	if bad != nil {
-		writeJSON(w, status(bad), errorMessage(m.id, bad))
+		writeJSON(w, http.StatusBadRequest, errorMessage(m.id, bad))
 		return
 	}
 	if s.gone() {
@@ -186,8 +182,10 @@ func (s *server) serveModern(w http.ResponseWriter, r *http.Request, m message, 
 	defer s.stopWork()
 	result, err := s.modernMethod(s.callContext(w, r, m), n, m)
 	switch failed, _ := err.(*rpcError); {
+	case failed != nil && failed.Code == codeMethodNotFound:
+		writeJSON(w, http.StatusNotFound, errorMessage(m.id, failed))
 	case failed != nil:
-		writeJSON(w, status(failed), errorMessage(m.id, failed))
+		writeJSON(w, http.StatusOK, errorMessage(m.id, failed))
 	case err != nil:
 		s.refused(w, r, err)
 	case result == nil:
@@ -213,8 +211,10 @@ func (s *server) worker(identity string, trusted bool) (*session, error) {
 	if n := s.use(id); n != nil {
 		return n, nil
 	}
-	n := &session{id: id, trusted: trusted}
-	n.peer = s.board.attach(attachment{Transport: "http", Identity: identity, Unverified: !trusted})
+	n := &session{id: id, trusted: trusted, peer: s.board.knows(identity, !trusted)}
+	if n.peer == "" {
+		n.peer = s.board.attach(attachment{Transport: "http", Identity: identity, Unverified: !trusted})
+	}
 	if err := s.admit(n); err != nil {
 		s.board.detach(n.peer)
 		return nil, err

@@ -97,14 +97,22 @@ func (s *server) method(ctx context.Context, n *session, m message) (json.RawMes
 	case "ping":
 		return json.RawMessage("{}"), nil
 	case "tools/list":
-		if c := stringMember(m.params, "cursor"); c != "" {
-			return nil, rpcErrorf(codeInvalidParams, "cursor %q is unknown: the list has one page", clip(c, 80))
+		if err := checkCursor(m.params); err != nil {
+			return nil, err
 		}
 		return toolsList(), nil
 	case "tools/call":
 		return s.callTool(ctx, n, m)
 	}
 	return nil, rpcErrorf(codeMethodNotFound, "method %q is not served here", clip(m.method, 80))
+}
+
+// checkCursor refuses to go on in a list of one page.
+func checkCursor(params json.RawMessage) error {
+	if c := stringMember(params, "cursor"); c != "" {
+		return rpcErrorf(codeInvalidParams, "cursor %q is unknown: the list has one page", clip(c, 80))
+	}
+	return nil
 }
 
 // initializeParams is what a server reads of initialize. Everything in it may
