@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -88,12 +89,14 @@ func (g *httpRig) restore() {
 	}
 }
 
+const modernMeta = `{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{"name":"m"}}`
+
 const clientHead = "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:8741\r\nContent-Type: application/json"
 
 // FuzzHTTP holds the HTTP side to its promise: whatever comes in, the answer has a declared form, and nothing panics.
 func FuzzHTTP(f *testing.F) {
 	modern := clientHead + "\r\nMCP-Protocol-Version: 2026-07-28\r\nMcp-Method: "
-	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{"name":"m"}}`
+	const meta = `"_meta":` + modernMeta
 	for _, seed := range []struct{ head, body string }{
 		{clientHead, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","clientInfo":{"name":"x","version":"1"}}}`},
 		{clientHead, `{"jsonrpc":"2.0","id":1,"method":"ping"}`},
@@ -229,4 +232,52 @@ func checkMCPAnswer(status int, body []byte) error {
 		}
 	}
 	return nil
+}
+
+// A client that speaks HTTP itself cancels a call by closing its request.
+func TestWaitEndsWithItsRequest(t *testing.T) {
+	began, ended := make(chan string), make(chan error)
+	wait := query("test.wait", "wait", "GET /api/v1/wait", "Wait.", "Use this to wait.",
+		func(s *server, ctx context.Context, in struct{}) (struct{}, error) {
+			began <- ""
+			<-ctx.Done()
+			ended <- ctx.Err()
+			return in, nil
+		}, mayWait)
+	table := toolTable
+	toolTable = func() map[string]*capability { return map[string]*capability{"wait": &wait} }
+	t.Cleanup(func() { toolTable = table })
+	g := newHTTPRig(t)
+	h := httptest.NewServer(g.handler)
+	t.Cleanup(h.Close)
+	g.url = h.URL
+	g.restore()
+	for name, test := range map[string]struct{ headers, meta string }{
+		"session":        {"Mcp-Session-Id: {new}", `{}`},
+		"bridge":         {"Mcp-Session-Id: {bridge}", `{}`},
+		"modern":         {"MCP-Protocol-Version: 2026-07-28, Mcp-Method: tools/call, Mcp-Name: wait", modernMeta},
+		"modern, worker": {"MCP-Protocol-Version: 2026-07-28, Mcp-Method: tools/call, Mcp-Name: wait, Majordomus-Client: 00000000000000000000000000000001", modernMeta},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			r, err := http.NewRequestWithContext(ctx, "POST", h.URL+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait","_meta":`+test.meta+`}}`))
+			must(t, err)
+			r.Header.Set("Content-Type", "application/json")
+			for header := range strings.SplitSeq(test.headers, ", ") {
+				key, value, _ := strings.Cut(g.names.Replace(header), ": ")
+				r.Header.Set(key, value)
+			}
+			failed := make(chan error)
+			go func() {
+				_, err := http.DefaultClient.Do(r)
+				failed <- err
+			}()
+			receive(t, began)
+			cancel()
+			if err := receive(t, ended); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			receive(t, failed)
+		})
+	}
 }
