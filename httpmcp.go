@@ -265,7 +265,7 @@ type attachResult struct {
 func (s *server) servePrivate(w http.ResponseWriter, r *http.Request, n *session, body []byte) bool {
 	m, bad := parseMessage(body)
 	switch {
-	case bad != nil:
+	case bad != nil || m.notification(): // the latter is never answered
 		return false
 	case m.method == "majordomus/attach":
 		s.serveAttach(w, r, m)

@@ -1,0 +1,283 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// httpRig is a server behind its guards, without a socket, with one session of each kind.
+type httpRig struct {
+	*server
+	handler http.Handler
+	log     bytes.Buffer
+	names   *strings.Replacer // {token}, {old}, {new} and {bridge}, which a request's head may name
+	kept    []*session
+}
+
+func newHTTPRig(t testing.TB) *httpRig {
+	g := &httpRig{}
+	set := &settings{version: "1.2.3"}
+	set.timing, _ = readTimings(func(string) string { return "" })
+	g.server = newServer(set, mustFind(t, gitRepo(t)), slog.New(slog.NewTextHandler(&g.log, nil)), nil)
+	g.url = "http://127.0.0.1:8741"
+	serving(t, g.server)
+	g.handler = g.guard(g.routes())
+	names := []string{"{token}", g.lease.token()}
+	for name, n := range map[string]*session{
+		"{old}":    {version: "2025-03-26"},
+		"{new}":    {version: "2025-11-25"},
+		"{bridge}": {version: "2025-03-26", attached: true, trusted: true},
+	} {
+		n.id = randomHex(16)
+		n.peer = g.board.attach(attachment{Transport: "http", Unverified: !n.trusted})
+		g.kept = append(g.kept, n)
+		names = append(names, name, n.id)
+	}
+	g.names = strings.NewReplacer(names...)
+	return g
+}
+
+// ask has one request answered, whose head is text up to the blank line. It is nil when net/http would refuse the head,
+// and when the request had to be broken off, as a watch must be.
+func (g *httpRig) ask(head string, body []byte) (*http.Request, *httptest.ResponseRecorder) {
+	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(g.names.Replace(head) + "\r\n\r\n")))
+	if err != nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	r = r.WithContext(ctx)
+	r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+	if r.TransferEncoding != nil {
+		r.ContentLength = -1
+	}
+	g.restore()
+	w := httptest.NewRecorder()
+	g.handler.ServeHTTP(w, r)
+	if ctx.Err() != nil {
+		return nil, nil
+	}
+	return r, w
+}
+
+// restore brings the sessions back that the request before has ended, and ends those that it opened.
+func (g *httpRig) restore() {
+	g.mu.Lock()
+	var opened []*session
+	for _, n := range g.sessions {
+		opened = append(opened, n)
+	}
+	g.mu.Unlock()
+	for _, n := range opened {
+		g.dismiss(n)
+	}
+	for _, n := range g.kept {
+		g.admit(n)
+	}
+}
+
+const modernMeta = `{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/clientInfo":{"name":"m"}}`
+
+const clientHead = "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:8741\r\nContent-Type: application/json"
+
+// FuzzHTTP holds the HTTP side to its promise: whatever comes in, the answer has a declared form, and nothing panics.
+func FuzzHTTP(f *testing.F) {
+	modern := clientHead + "\r\nMCP-Protocol-Version: 2026-07-28\r\nMcp-Method: "
+	const meta = `"_meta":` + modernMeta
+	for _, seed := range []struct{ head, body string }{
+		{clientHead, `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","clientInfo":{"name":"x","version":"1"}}}`},
+		{clientHead, `{"jsonrpc":"2.0","id":1,"method":"ping"}`},
+		{clientHead + "\r\nMcp-Session-Id: {new}", `{"jsonrpc":"2.0","id":"α","method":"tools/list"}`},
+		{clientHead + "\r\nMcp-Session-Id: {new}\r\nMCP-Protocol-Version: 1999-01-01", `{"jsonrpc":"2.0","id":1,"method":"ping"}`},
+		{clientHead + "\r\nMcp-Session-Id: {new}", `{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"majordomus_announce","arguments":{"intent":"x","scope":["a/**"]}}}`},
+		{clientHead + "\r\nMcp-Session-Id: {new}", `{"jsonrpc":"2.0","id":3,"method":"ping","params":[]}`},
+		{clientHead + "\r\nMcp-Session-Id: {new}", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":3}}`},
+		{clientHead + "\r\nMcp-Session-Id: {old}", `[{"jsonrpc":"2.0","id":1,"method":"ping"},{"jsonrpc":"2.0","method":"x"},7]`},
+		{clientHead + "\r\nMcp-Session-Id: {old}", `[]`},
+		{clientHead + "\r\nMcp-Session-Id: {bridge}", `{"jsonrpc":"2.0","id":null,"method":"ping"}`},
+		{clientHead + "\r\nMcp-Session-Id: {bridge}", "\xff not json"},
+		{clientHead + "\r\nMcp-Session-Id: {bridge}", `{"jsonrpc":"2.0","id":1,"method":"server/discover","params":{` + meta + `}}`},
+		{clientHead + "\r\nMcp-Session-Id: {bridge}\r\nAuthorization: Bearer {token}", `{"jsonrpc":"2.0","id":1,"method":"majordomus/watch","params":{}}`},
+		{clientHead + "\r\nMcp-Session-Id: {bridge}\r\nAuthorization: Bearer {token}", `{"jsonrpc":"2.0","id":1,"method":"ping"}`},
+		{clientHead + "\r\nAuthorization: Bearer {token}", `{"jsonrpc":"2.0","id":1,"method":"majordomus/attach","params":{"identity":"00112233445566778899aabbccddeeff","carried":{"Claims":[{"intent":"x"}]}}}`},
+		{clientHead + "\r\nAuthorization: Bearer no", `{"jsonrpc":"2.0","id":1,"method":"majordomus/attach"}`},
+		{"DELETE /mcp HTTP/1.1\r\nHost: localhost:8741\r\nMcp-Session-Id: {old}", ""},
+		{"GET /mcp HTTP/1.1\r\nHost: localhost:8741\r\nAccept: text/event-stream", ""},
+		{modern + "server/discover", `{"jsonrpc":"2.0","id":1,"method":"server/discover","params":{` + meta + `}}`},
+		{modern + "tools/list\r\nMajordomus-Client: 00112233445566778899aabbccddeeff", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{` + meta + `}}`},
+		{modern + "tools/call\r\nMcp-Name: =?base64?bWFqb3Jkb211c19wZWVycw==?=", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"majordomus_peers","arguments":{"checkouts":"this"},` + meta + `}}`},
+		{modern + "ping", `{"jsonrpc":"2.0","id":1,"method":"ping","params":{` + meta + `}}`},
+		{modern + "tools/list", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2099-01-01"}}}`},
+		{"GET / HTTP/1.1\r\nHost: 127.0.0.1:8741\r\nMajordomus-Challenge: 00112233445566778899aabbccddeeff", ""},
+		{"GET /api/v1/peers?checkouts=this&view=full HTTP/1.1\r\nHost: [::1]:8741", ""},
+		{"GET /api/v1/server?checkouts=this HTTP/1.1\r\nHost: 127.0.0.1:8741\r\nOrigin: http://evil.example", ""},
+		{"POST /api/v1/peers/announce HTTP/1.1\r\nHost: 127.0.0.1:8741\r\nContent-Type: application/json; charset=utf-8", `{"intent":"x"}`},
+		{"PUT /api/v1/peers HTTP/1.1\r\nHost: 127.0.0.1:8741\r\nTransfer-Encoding: chunked", `{}`},
+		{"OPTIONS * HTTP/1.1\r\nHost: 127.0.0.1:8741", ""},
+		{"GET /..%2f/docs//x HTTP/1.1\r\nHost: 127.0.0.1:8741\r\nAccept: text/html", ""},
+	} {
+		f.Add(seed.head, []byte(seed.body))
+	}
+	g := newHTTPRig(f)
+	f.Fuzz(func(t *testing.T, head string, body []byte) {
+		g.log.Reset()
+		r, w := g.ask(head, body)
+		if strings.Contains(g.log.String(), "panic") {
+			t.Fatal(g.log.String())
+		}
+		if r == nil {
+			return
+		}
+		if err := checkHTTPAnswer(r, w); err != nil {
+			t.Fatalf("%d %v %q: %v", w.Code, w.Header(), w.Body, err)
+		}
+		if m, bad := parseMessage(validText(body)); bad == nil && m.id != nil && !m.response && r.URL.Path == "/mcp" && w.Code == 200 {
+			if id := member(w.Body.Bytes(), "id"); !bytes.Equal(id, m.id) {
+				t.Fatalf("the id %s came back as %s", m.id, id)
+			}
+		}
+	})
+}
+
+// checkHTTPAnswer says in what an answer differs from every declared form.
+func checkHTTPAnswer(r *http.Request, w *httptest.ResponseRecorder) error {
+	h, body := w.Header(), w.Body.Bytes()
+	kind := h.Get("Content-Type")
+	switch {
+	case h.Get("X-Content-Type-Options") != "nosniff" || h.Get("Cache-Control") == "":
+		return fmt.Errorf("headers")
+	case w.Code == http.StatusMethodNotAllowed && h.Get("Allow") == "":
+		return fmt.Errorf("no Allow")
+	case w.Code == http.StatusAccepted || w.Code == http.StatusNoContent:
+		if len(body) > 0 || kind != "" {
+			return fmt.Errorf("this status has no body")
+		}
+		return nil
+	case r.Method == "HEAD", r.Header.Get("Range") != "" || w.Code == http.StatusNotModified:
+		return nil // net/http's own
+	case kind != "application/json":
+		if w.Code != http.StatusOK || r.URL.Path == "/mcp" || strings.HasPrefix(r.URL.Path, "/api/") {
+			return fmt.Errorf("Content-Type %q", kind)
+		}
+		return nil // a page
+	case h.Get("Content-Length") != strconv.Itoa(len(body)):
+		return fmt.Errorf("Content-Length")
+	case !json.Valid(body) || !utf8.Valid(body):
+		return fmt.Errorf("not JSON")
+	case r.URL.Path == "/mcp":
+		return checkMCPAnswer(w.Code, body)
+	case w.Code == http.StatusOK:
+		return nil
+	}
+	var answer errorAnswer
+	if err := json.Unmarshal(body, &answer); err != nil || answer.Error.Message == "" || httpStatus(answer.Error.Code) != w.Code {
+		return fmt.Errorf("not the error of an API")
+	}
+	return nil
+}
+
+// checkMCPAnswer is checkHTTPAnswer for the JSON of /mcp.
+func checkMCPAnswer(status int, body []byte) error {
+	if bytes.ContainsAny(body, "\r\n") {
+		return fmt.Errorf("more than one line")
+	}
+	answers := []json.RawMessage{body}
+	if body[0] == '[' {
+		json.Unmarshal(body, &answers)
+	}
+	for _, a := range answers {
+		var answer struct {
+			Version    string `json:"jsonrpc"`
+			ID, Result json.RawMessage
+			Error      *struct {
+				Code    int
+				Message string
+				Data    struct{ Code string }
+			}
+		}
+		if err := json.Unmarshal(a, &answer); err != nil || answer.Version != "2.0" || (answer.Result == nil) == (answer.Error == nil) {
+			return fmt.Errorf("not an answer of JSON-RPC")
+		}
+		e := answer.Error
+		switch {
+		case status == http.StatusOK && answer.ID != nil && (e == nil || e.Message != ""):
+		case status == http.StatusOK || e == nil || body[0] == '[':
+			return fmt.Errorf("an answer without id")
+		case answer.ID != nil: // of the modern revision
+			want := map[int]int{codeHeaderMismatch: 400, codeUnsupportedVersion: 400, codeInvalidParams: 400, codeMethodNotFound: 404}
+			if want[e.Code] != status {
+				return fmt.Errorf("not the status of its code")
+			}
+		default:
+			want := codeInvalidRequest
+			if e.Data.Code == "invalid_json" {
+				want = codeParse
+			}
+			if e.Code != want || httpStatus(e.Data.Code) != status || e.Message == "" {
+				return fmt.Errorf("not the error of a transport")
+			}
+		}
+	}
+	return nil
+}
+
+// A client that speaks HTTP itself cancels a call by closing its request.
+func TestWaitEndsWithItsRequest(t *testing.T) {
+	began, ended := make(chan string), make(chan error)
+	wait := query("test.wait", "wait", "GET /api/v1/wait", "Wait.", "Use this to wait.",
+		func(s *server, ctx context.Context, in struct{}) (struct{}, error) {
+			began <- ""
+			<-ctx.Done()
+			ended <- ctx.Err()
+			return in, nil
+		}, mayWait)
+	table := toolTable
+	toolTable = func() map[string]*capability { return map[string]*capability{"wait": &wait} }
+	t.Cleanup(func() { toolTable = table })
+	g := newHTTPRig(t)
+	h := httptest.NewServer(g.handler)
+	t.Cleanup(h.Close)
+	g.url = h.URL
+	g.restore()
+	for name, test := range map[string]struct{ headers, meta string }{
+		"session":        {"Mcp-Session-Id: {new}", `{}`},
+		"bridge":         {"Mcp-Session-Id: {bridge}", `{}`},
+		"modern":         {"MCP-Protocol-Version: 2026-07-28, Mcp-Method: tools/call, Mcp-Name: wait", modernMeta},
+		"modern, worker": {"MCP-Protocol-Version: 2026-07-28, Mcp-Method: tools/call, Mcp-Name: wait, Majordomus-Client: 00000000000000000000000000000001", modernMeta},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			r, err := http.NewRequestWithContext(ctx, "POST", h.URL+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait","_meta":`+test.meta+`}}`))
+			must(t, err)
+			r.Header.Set("Content-Type", "application/json")
+			for header := range strings.SplitSeq(test.headers, ", ") {
+				key, value, _ := strings.Cut(g.names.Replace(header), ": ")
+				r.Header.Set(key, value)
+			}
+			failed := make(chan error)
+			go func() {
+				_, err := http.DefaultClient.Do(r)
+				failed <- err
+			}()
+			receive(t, began)
+			cancel()
+			if err := receive(t, ended); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+			receive(t, failed)
+		})
+	}
+}
