@@ -79,14 +79,16 @@ type peer struct {
 
 // carried is what a process carries of its own client from one server to the next, in majordomus/attach.
 type carried struct {
-	Initialize  json.RawMessage `json:"initialize,omitempty"` // the parameters of initialize, when it was called
-	Version     string          `json:"version,omitempty"`    // the negotiated revision
-	Claims      []announcement  `json:"claims,omitempty"`     // one per name, the latest last
-	Name        string          `json:"name,omitempty"`       // the display name wanted
-	Circle      string          `json:"circle,omitempty"`
-	Role        string          `json:"role,omitempty"`
-	Description string          `json:"description,omitempty"`
-	Episode     *carriedEpisode `json:"episode,omitempty"`
+	Initialize  json.RawMessage  `json:"initialize,omitempty"` // the parameters of initialize, when it was called
+	Version     string           `json:"version,omitempty"`    // the negotiated revision
+	Claims      []announcement   `json:"claims,omitempty"`     // one per name, the latest last
+	Name        string           `json:"name,omitempty"`       // the display name wanted
+	Circle      string           `json:"circle,omitempty"`
+	Role        string           `json:"role,omitempty"`
+	Description string           `json:"description,omitempty"`
+	Episode     *carriedEpisode  `json:"episode,omitempty"`
+	Orphans     []carriedEpisode `json:"orphans,omitempty"`      // other episodes that its last server handed on
+	Idle        int64            `json:"idle_seconds,omitempty"` // since the client last spoke
 }
 
 // attachment is how a peer comes onto the board.
@@ -194,7 +196,7 @@ func newMember(a attachment) *boardEntry {
 		transport: a.Transport, address: a.Address, unverified: a.Unverified,
 		identity:  boardIdentity{a.Identity, a.Unverified},
 		client:    clientInfo{Name: notInitialized},
-		connected: now, seen: now,
+		connected: now, seen: now.Add(-time.Duration(max(0, a.Carried.Idle)) * time.Second),
 		wanted:    cleanName(a.Carried.Name, "peer"),
 		circle:    cleanName(a.Carried.Circle, "default"),
 		role:      cleanRole(a.Carried.Role),
@@ -412,6 +414,62 @@ func (b *board) displayName(id peerID) string {
 		return m.name
 	}
 	return ""
+}
+
+// look copies an entry, that of a peer that has left included. What it shares is immutable.
+func (b *board) look(id peerID) (boardEntry, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m := b.findLocked(id); m != nil {
+		return *m, true
+	}
+	return boardEntry{id: id}, false
+}
+
+// inherit gives a peer what goes with the work that it takes up from another: the display name, unless a third goes by it,
+// and, when the other has left, its claims. If it is still here it gets the next free name. What the peer did not have
+// before is returned.
+func (b *board) inherit(id peerID, name string, from peerID) (newName string, claims []announcement) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m, other := b.findLocked(id), b.findLocked(from)
+	if m == nil || !m.attached {
+		return "", nil
+	}
+	if other != nil && other != m && !other.attached {
+		claims = b.moveClaimsLocked(m, other)
+	}
+	at := boardName{m.circle, name}
+	holder := b.names[at]
+	if name == "" || holder == m || holder != nil && holder != other {
+		return "", claims
+	}
+	b.unnameLocked(m)
+	if holder != nil {
+		b.unnameLocked(holder)
+		holder.name = ""
+	}
+	m.name = name
+	b.names[at] = m
+	if holder != nil {
+		b.enterLocked(holder)
+	}
+	return name, claims
+}
+
+// moveClaimsLocked moves the claims of a peer that has left to another, where that has none of the name.
+func (b *board) moveClaimsLocked(to, from *boardEntry) []announcement {
+	var moved []announcement
+	to.claims, to.made = slices.Clone(to.claims), slices.Clone(to.made)
+	for i, c := range from.claims {
+		if to.holds(c.Name) < 0 && len(to.claims) < claimLimit {
+			to.claims, to.made = append(to.claims, c), append(to.made, from.made[i])
+			moved = append(moved, c)
+		}
+	}
+	to.sortClaims()
+	from.claims, from.made = nil, nil
+	return moved
 }
 
 // enterLocked makes an entry one of the attached: it takes the name it had, else the one it wants, else that with the

@@ -186,7 +186,7 @@ func (b *bridge) attach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.p.set.timing.probe)
 	defer cancel()
 	a := b.p.client.attachment("http")
-	params := mustJSON(attachParams{Identity: a.Identity, Address: a.Address, Carried: a.Carried})
+	params := mustJSON(attachParams{Identity: a.Identity, Address: a.Address, Carried: a.Carried, Again: b.p.client.wasAt(b.doc.Token)})
 	if !b.main.fresh(b.p.set.timing.read) {
 		c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
@@ -209,6 +209,7 @@ func (b *bridge) attach(ctx context.Context) error {
 	b.session = result.Session
 	b.headers = "Mcp-Session-Id: " + b.session + "\r\n"
 	b.p.client.named(result.Name)
+	b.p.client.settle(b.doc.Token, result.Episode)
 	return nil
 }
 
@@ -229,8 +230,18 @@ func (b *bridge) watch(ctx context.Context) {
 		return
 	}
 	defer c.close()
-	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), request("majordomus/watch", []byte("{}")), maxAnswer)
-	b.lose(loss{goodbye: err == nil && r.status == http.StatusOK, retired: r.retired()})
+	for {
+		r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), request("majordomus/watch", []byte("{}")), maxAnswer)
+		goodbye := err == nil && r.status == http.StatusOK
+		var news watchResult
+		if goodbye && json.Unmarshal(member(r.body, "result"), &news) == nil && news.Lost != nil {
+			b.p.client.loseEpisode(*news.Lost)
+			continue
+		}
+		b.p.client.takeAlong(news.Episodes)
+		b.lose(loss{goodbye: goodbye, retired: r.retired()})
+		return
+	}
 }
 
 // pings keep the session alive and notice a server that hangs. Each has a
@@ -335,11 +346,19 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 	}
 	ctx, cancel := context.WithTimeout(ctx, messageTime+f.wait())
 	defer cancel()
+	if f.runsCommand() {
+		var cut context.CancelCauseFunc
+		ctx, cut = context.WithCancelCause(ctx)
+		defer b.hurry(cut)()
+	}
 	for {
 		sent, r, err := b.send(ctx, c, f)
 		switch code := r.code(); {
 		case err != nil && errors.Is(context.Cause(ctx), errCancelled):
 			return true // it gets no answer
+		case err != nil && errors.Is(context.Cause(ctx), errInputEnded):
+			b.fail(f, "the repository's episode command is still running")
+			return true
 		case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 			b.fail(f, fmt.Sprintf("no answer within %v", messageTime+f.wait()))
 			return true
@@ -384,6 +403,21 @@ func (b *bridge) send(ctx context.Context, c **conn, f frame) (sent bool, r repl
 	}
 	r, err = (*c).exchange(ctx, "POST", "/mcp", b.headers, f.raw, maxAnswer)
 	return true, r, err
+}
+
+// hurry cuts an exchange endingTime after the client has left. The function
+// that it returns must be called when the exchange has ended.
+func (b *bridge) hurry(cut context.CancelCauseFunc) func() {
+	done := make(chan struct{})
+	go func() { // ends with the exchange
+		select {
+		case <-b.p.client.ended:
+			waitAtMost(done, endingTime)
+		case <-done:
+		}
+		cut(errInputEnded)
+	}()
+	return func() { close(done) }
 }
 
 // wait is the time that the call itself asks to wait.

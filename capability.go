@@ -78,6 +78,19 @@ func capabilities() []capability {
 				"`released` is ground that the replaced claim held and this one does not. "+
 				"A claim informs; it locks nothing.",
 			(*server).announce, idempotent),
+		query("episodes.list", "majordomus_episodes", "GET /api/v1/episodes",
+			"List the episodes of work, open and detached.",
+			"Use this to find work that a lost connection left behind: a detached episode waits for its client to attach it again. `mine` is yours.",
+			(*server).episodesList),
+		command("episodes.attach", "majordomus_session_attach", "POST /api/v1/episodes/attach",
+			"Open an episode of work, or come back to it.",
+			"Use this when you begin work that should outlive your connection, and again after a crash or restart with the same `external_id`, to go on where it stood: `resumed` says whether it was still there. "+
+				"Whoever else holds it loses it to you; one you held before is detached.",
+			(*server).episodesAttach, idempotent),
+		command("episodes.detach", "majordomus_session_detach", "POST /api/v1/episodes/detach",
+			"Close an episode.",
+			"Use this when the work is done: it closes your episode, or the detached one you name. Do not use it to pause, a lost connection keeps the episode by itself.",
+			(*server).episodesDetach, destructive),
 		query("server.status", "majordomus_server", "GET /api/v1/server",
 			"See which checkouts of this repository have a server, and how it stands.",
 			"Use this when majordomus itself seems wrong: a peer you expect is missing, a board is incomplete, an answer looks old, or you need the address of the board for a person. "+

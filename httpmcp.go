@@ -252,12 +252,14 @@ type attachParams struct {
 	Identity string       `json:"identity"`
 	Address  *peerAddress `json:"address,omitempty"`
 	Carried  carried      `json:"carried"`
+	Again    bool         `json:"again,omitempty"` // this server is the one it was attached to last
 }
 
 type attachResult struct {
-	Session string `json:"session"`
-	Peer    peerID `json:"peer"`
-	Name    string `json:"name"` // the display name the peer was given
+	Session string          `json:"session"`
+	Peer    peerID          `json:"peer"`
+	Name    string          `json:"name"`              // the display name the peer was given
+	Episode *carriedEpisode `json:"episode,omitempty"` // the one it holds
 }
 
 // servePrivate answers the methods that only a bearer of the token may use;
@@ -301,12 +303,21 @@ func (s *server) serveAttach(w http.ResponseWriter, r *http.Request, m message) 
 		return
 	}
 	s.replace(n)
-	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(attachResult{n.id, n.peer, s.board.displayName(n.peer)})))
+	held := s.restoreEpisodes(n.peer, p.Carried, p.Again)
+	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(attachResult{n.id, n.peer, s.board.displayName(n.peer), held})))
 }
 
 func validIdentity(id string) bool {
 	b, err := hex.DecodeString(id)
 	return err == nil && len(b) == 16 && id == strings.ToLower(id)
+}
+
+// watchResult is why a watch has been answered: the server is ending, or the
+// client has lost its episode and is to watch on.
+type watchResult struct {
+	Reason   string           `json:"reason"`
+	Episodes []carriedEpisode `json:"episodes,omitempty"` // for the next server
+	Lost     *episodeTaken    `json:"lost,omitempty"`
 }
 
 // serveWatch holds the request until the server is ending or hands its
@@ -341,8 +352,12 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, n *session, 
 	}
 	select {
 	case <-s.ending:
-		writeJSON(w, http.StatusOK, resultMessage(m.id, []byte(`{"reason":"ending"}`)))
+		writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(watchResult{Reason: "ending", Episodes: s.handDown()})))
 	case <-ctx.Done():
+		if lost := (episodeTaken{}); errors.As(context.Cause(ctx), &lost) {
+			writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(watchResult{Reason: "episode", Lost: &lost})))
+			return
+		}
 		if errors.Is(context.Cause(ctx), errSessionEnded) {
 			s.sessionNotFound(w, r)
 			return

@@ -45,7 +45,9 @@ server on loopback, or as a bridge to the server that is already there.
     --strict           refuse to start when one of them cannot be read
 
 Environment: MAJORDOMUS_NAME, MAJORDOMUS_CIRCLE and MAJORDOMUS_ROLE name this
-client to the others; MAJORDOMUS_LOG is debug, info, warn or error.
+client to the others; MAJORDOMUS_EPISODE_COMMAND names the command that records
+episodes (default .ai/local/bin/episode); MAJORDOMUS_LOG is debug, info, warn or
+error.
 `
 
 // version is set by -ldflags "-X main.version=1.2.3"; empty: from the build.
@@ -110,6 +112,7 @@ type settings struct {
 	discovery  string // vcs or filesystem
 	strict     bool
 	timing     timings
+	episode    string // the repository's episode command, where one is named
 	version    string
 	exe        *executable // this program's file, noted at start; nil when unknown
 	aloneWhy   string      // not empty: the client is served alone from the start
@@ -158,7 +161,7 @@ func readTimings(getenv func(string) string) (timings, error) {
 // readSettings reads flags and environment. flag.ErrHelp means that the usage
 // was asked for.
 func readSettings(args []string, getenv func(string) string) (*settings, error) {
-	set := &settings{version: programVersion(), exe: ownExecutable()}
+	set := &settings{version: programVersion(), exe: ownExecutable(), episode: getenv("MAJORDOMUS_EPISODE_COMMAND")}
 	flags := flag.NewFlagSet("mcp", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	flags.BoolVar(&set.standalone, "standalone", false, "")

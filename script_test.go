@@ -22,6 +22,8 @@
 //		ping, then take and print what arrived before the answer. -short: `ID CODE` or `ID RESULT` for each.
 //	holder NAME...
 //		wait until the lease names one of those processes, and a url; sets HOLDER, URL, HOST, PORT and TOKEN.
+//	episodes NAME 'regexp'
+//		wait until the episodes that NAME sees match.
 //	peers N [NAME...]
 //		wait until the lists of all clients (or of those named) show N attached and nobody twice.
 //	hangup [-stay|-out] NAME...
@@ -126,7 +128,7 @@ func TestScript(t *testing.T) {
 			RequireExplicitExec: true,
 			RequireUniqueNames:  true,
 			Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-				"bytes": cmdBytes, "call": cmdCall, "closed": cmdClosed, "expect": cmdExpect, "fence": cmdFence, "hangup": cmdHangup,
+				"bytes": cmdBytes, "call": cmdCall, "closed": cmdClosed, "episodes": cmdEpisodes, "expect": cmdExpect, "fence": cmdFence, "hangup": cmdHangup,
 				"holder": cmdHolder, "http": cmdHTTP, "kill9": cmdKill9, "mcp": cmdMCP, "peers": cmdPeers,
 				"perm": cmdPerm, "plant": cmdPlant, "race": cmdRace, "raw": cmdRaw, "send": cmdSend,
 				"signal": cmdSignal, "status": cmdStatus, "waitfile": cmdWaitfile,

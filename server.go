@@ -43,6 +43,9 @@ type server struct {
 	why      string // why this server is alone, for its own client
 	started  time.Time
 	listing  singleflight.Group // one enumeration of the checkouts at a time
+	episodes *episodeTable
+	own      *client // the process's own client, ownPeer on the board; set before others can call
+	ownPeer  peerID
 
 	running     atomic.Int64 // exchanges being answered, watches not among them
 	working     atomic.Int64 // of these, the ones that count against maxWorking
@@ -53,6 +56,8 @@ type server struct {
 	sessions map[string]*session
 	ownEnded bool        // the process's own client has left
 	closed   bool        // no session is admitted any more
+	handsOn  bool        // once ending: somebody takes the work along to the next server
+	endBy    time.Time   // once ending: when what runs is cut
 	sweep    *time.Timer // expires idle sessions; nil until there is one
 
 	ending chan struct{} // closed when the server is ending or lost its lease: watches end
@@ -69,6 +74,7 @@ func newServer(set *settings, at checkout, log *slog.Logger, l *lease) *server {
 		log:      log,
 		board:    newBoard(),
 		lease:    l,
+		episodes: newEpisodeTable(),
 		started:  time.Now(),
 		sessions: map[string]*session{},
 		ending:   make(chan struct{}),
@@ -101,6 +107,9 @@ func (s *server) invoke(ctx context.Context, c *capability, args []byte) (any, e
 	}
 	out, err := c.call(s, ctx, args)
 	if err == nil && !s.holds() {
+		if c.idempotent {
+			return nil, errLeaseLost // as good as not executed: the next server can be asked
+		}
 		return nil, outcomeUnknown("the server lost its lease while the call ran")
 	}
 	return out, err
@@ -142,6 +151,9 @@ func (s *server) gone() bool {
 // lose ends what this server does by right of its lease: watches end, so that
 // every bridge elects again, and no session is admitted.
 func (s *server) lose(why error) {
+	s.mu.Lock()
+	s.handsOn = true // our own client moves, too
+	s.mu.Unlock()
 	if s.close() {
 		s.log.Warn(fmt.Sprintf("this server lost its lease (%v): its clients move to the next one", why))
 	}
@@ -155,17 +167,27 @@ func (s *server) close() bool {
 		return false
 	}
 	s.closed = true
+	s.endBy = time.Now().Add(endingTime)
+	for _, n := range s.sessions {
+		s.handsOn = s.handsOn || n.attached
+	}
 	close(s.ending)
 	return true
 }
 
+func (s *server) handingOn() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.handsOn
+}
+
 // attachOwn puts the process's own client on the board.
 func (s *server) attachOwn(c *client) *session {
-	return &session{
-		peer:    s.board.attach(c.attachment("stdio")),
-		version: c.negotiated(),
-		trusted: true,
-	}
+	a := c.attachment("stdio")
+	n := &session{peer: s.board.attach(a), version: c.negotiated(), trusted: true}
+	s.own, s.ownPeer = c, n.peer
+	s.restoreEpisodes(n.peer, a.Carried, false)
+	return n
 }
 
 // listen binds the port asked for, or a free one when that is taken.
@@ -191,6 +213,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 	own := s.attachOwn(p.client)
 	ln, err := s.listen()
 	if err != nil {
+		s.stopEpisodes()
 		l.release()
 		return p.alone(ctx, &aloneError{doing: "serving this checkout", err: err, retry: true})
 	}
@@ -203,6 +226,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 	if err := l.publish(s.url); err != nil {
 		// Overtaken while binding: whoever has the lease is the server now.
 		s.close()
+		s.stopEpisodes()
 		hs.Close()
 		<-served
 		l.release()
@@ -246,8 +270,9 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 func (s *server) end(hs *http.Server) {
 	s.releaseLease()
 	s.close()
-	ctx, cancel := context.WithTimeout(context.Background(), endingTime)
+	ctx, cancel := context.WithDeadline(context.Background(), s.endBy)
 	defer cancel()
+	s.closeEpisodes(ctx)
 	for !s.finished() && ctx.Err() == nil {
 		select {
 		case <-s.quiet:
@@ -255,6 +280,7 @@ func (s *server) end(hs *http.Server) {
 			s.log.Warn(fmt.Sprintf("leaving after %v with something still open: %d calls, %d sessions", endingTime, s.running.Load(), s.connections().Sessions))
 		}
 	}
+	s.stopEpisodes()
 	s.cut(errLeaseLost)
 	hs.Shutdown(ctx)
 	hs.Close()

@@ -161,9 +161,24 @@ func (s *server) dismiss(n *session) bool {
 	}
 	s.mu.Unlock()
 	if was {
-		s.board.detach(n.peer)
+		s.depart(n.peer)
 	}
 	return was
+}
+
+// depart takes a peer off the board, whose session has ended, and detaches its
+// episode; unless it has another session by now.
+func (s *server) depart(peer peerID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.sessions {
+		if n.peer == peer {
+			return
+		}
+	}
+	left, _ := s.board.look(peer)
+	s.board.detach(peer)
+	s.leaveEpisode(left)
 }
 
 // dropLocked takes a session from the map and ends its watch. The server is
@@ -203,7 +218,7 @@ func (s *server) replace(n *session) {
 // leaveOwn takes the process's own client off the board; the server goes on
 // for the others.
 func (s *server) leaveOwn(n *session) {
-	s.board.detach(n.peer)
+	s.depart(n.peer)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ownEnded = true
@@ -234,6 +249,6 @@ func (s *server) expire() {
 	}
 	s.mu.Unlock()
 	for _, n := range expired {
-		s.board.detach(n.peer)
+		s.depart(n.peer)
 	}
 }

@@ -58,6 +58,12 @@ func (f frame) waits() bool {
 	return f.tool != "" && c != nil && c.mayWait && f.id != nil
 }
 
+// runsCommand reports whether the frame is a call that the repository's episode
+// command can hold up.
+func (f frame) runsCommand() bool {
+	return f.tool == "majordomus_session_attach" || f.tool == "majordomus_session_detach"
+}
+
 // repeatable reports whether the frame may be sent again although the first
 // one may have been executed.
 func (f frame) repeatable() bool {
@@ -83,7 +89,11 @@ type client struct {
 	drained  bool    // frames is closed and empty
 	identity string
 	address  *peerAddress
-	carried  carried // what goes along to the next server
+	carried  carried      // what goes along to the next server
+	spoke    time.Time    // when the client last sent something; zero before
+	server   string       // the token of the server that a bridge was attached to last
+	lost     episodeTaken // the episode that another peer took last
+	orphaned time.Time    // when the server handed on carried.Orphans
 }
 
 func newClient(in io.Reader, out io.Writer, name string, getenv func(string) string) *client {
@@ -144,6 +154,9 @@ func (c *client) read(in io.Reader) {
 			if !tooLong {
 				f = readFrame(line)
 			}
+			c.mu.Lock()
+			c.spoke = time.Now()
+			c.mu.Unlock()
 			c.frames <- f
 		}
 		if err != nil {
@@ -252,6 +265,8 @@ func (c *client) remember(f frame, answer []byte) {
 			c.carried.Claims = claims
 			c.mu.Unlock()
 		}
+	case f.runsCommand():
+		c.rememberEpisode(member(member(answer, "result"), "structuredContent"))
 	}
 }
 
@@ -290,7 +305,14 @@ func claimsOf(answer json.RawMessage) []announcement {
 func (c *client) attachment(transport string) attachment {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return attachment{Transport: transport, Identity: c.identity, Address: c.address, Carried: c.carried}
+	if time.Since(c.orphaned) > time.Minute {
+		c.carried.Orphans = nil // what has become of them since is unknown
+	}
+	a := attachment{Transport: transport, Identity: c.identity, Address: c.address, Carried: c.carried}
+	if !c.spoke.IsZero() {
+		a.Carried.Idle = int64(time.Since(c.spoke) / time.Second)
+	}
+	return a
 }
 
 func (c *client) negotiated() string {
@@ -449,6 +471,7 @@ func (p *process) alone(ctx context.Context, why error) *ballot {
 	} else {
 		p.log.Info("serving this client alone: " + s.why)
 	}
+	defer context.AfterFunc(ctx, func() { s.close() })() // a signal: nothing waits for long any more
 	ctx, cancel := context.WithCancel(ctx)
 	var next *ballot
 	var trying sync.WaitGroup
@@ -464,8 +487,12 @@ func (p *process) alone(ctx context.Context, why error) *ballot {
 	trying.Wait()
 	if next != nil && p.client.done() {
 		next.abandon()
-		return nil
+		next = nil
 	}
+	if next == nil {
+		s.closeEpisodes(context.Background())
+	}
+	s.stopEpisodes()
 	return next
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 )
@@ -74,6 +75,17 @@ func endPending(nc net.Conn) bool {
 func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
 func killGroup(cmd *exec.Cmd) error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+
+// closeOnExec keeps every open descriptor from the processes we start, also those that we got from who started us: a pipe
+// or lock of the client's would outlive it in a child of ours.
+func closeOnExec() {
+	open, _ := os.ReadDir("/dev/fd")
+	for _, entry := range open {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
+}
 
 // pollable lets the runtime wait for a pipe or socket on stdin without a thread of its own. A thread that is blocked in
 // read takes its processor along until the scheduler notices, which costs a bridged call as much again as all the rest. Terminals and

@@ -23,4 +23,7 @@ func ownGroup(*exec.Cmd) {}
 
 func killGroup(cmd *exec.Cmd) error { return cmd.Process.Kill() }
 
+// closeOnExec is not needed: no handle is inherited unless it is named.
+func closeOnExec() {}
+
 func pollable(f *os.File) (*os.File, func()) { return f, func() {} }
