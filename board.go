@@ -105,6 +105,10 @@ type board struct {
 	members []*boardEntry                 // by number, the unlisted ones included
 	known   map[boardIdentity]*boardEntry // those with an identity
 	names   map[boardName]*boardEntry     // who is attached under which name
+
+	// Set before anybody attaches, called with mu held; nil on a board without a mesh.
+	reserved func(at boardName, who boardIdentity) bool // a free name that is not for this peer
+	changed  func(nameRecord)                           // a name has been taken or left
 }
 
 // boardIdentity keeps those who proved themselves by the token apart from those who only say who they are: knowing an
@@ -137,6 +141,7 @@ type boardEntry struct {
 	circle     string
 	role       string
 	described  string
+	describedAt time.Time
 	carried    *carried // what of its attachment is only for the next server; nil for most
 	unverified bool
 }
@@ -420,22 +425,27 @@ func (b *board) enterLocked(m *boardEntry) {
 	m.attached = true
 	for n := 1; ; n++ {
 		name := m.name
-		if name == "" || b.names[boardName{m.circle, name}] != nil {
+		if name == "" || !b.freeLocked(boardName{m.circle, name}, m) {
 			name = numbered(m.wanted, n)
 		}
-		at := boardName{m.circle, name}
-		if b.names[at] == nil {
+		if at := (boardName{m.circle, name}); b.freeLocked(at, m) {
 			m.name = name
 			b.names[at] = m
+			b.tellLocked(m)
 			return
 		}
 	}
+}
+
+func (b *board) freeLocked(at boardName, m *boardEntry) bool {
+	return b.names[at] == nil && (b.reserved == nil || !b.reserved(at, m.identity))
 }
 
 // unnameLocked frees the name of a peer that leaves or is replaced.
 func (b *board) unnameLocked(m *boardEntry) {
 	if at := (boardName{m.circle, m.name}); b.names[at] == m {
 		delete(b.names, at)
+		b.tellLocked(m)
 	}
 }
 
