@@ -124,26 +124,26 @@ type boardName struct{ circle, name string }
 // listed; it keeps its number and its client, for its session may speak again. An idle anonymous session costs this
 // struct and its place in members and names, about half a KiB.
 type boardEntry struct {
-	number     int
-	id         peerID
-	identity   boardIdentity
-	transport  string
-	client     clientInfo
-	address    *peerAddress
-	connected  time.Time
-	seen       time.Time // its monotonic reading counts
-	attached   bool
-	left       uint64         // the move by which it departed
-	claims     []announcement // by name; replaced as a whole, never changed
-	made       []uint64       // the moves by which they were made
-	wanted     string         // the display name it asked for
-	name       string         // the one it has, or had when it left
-	circle     string
-	role       string
-	described  string
+	number      int
+	id          peerID
+	identity    boardIdentity
+	transport   string
+	client      clientInfo
+	address     *peerAddress
+	connected   time.Time
+	seen        time.Time // its monotonic reading counts
+	attached    bool
+	left        uint64         // the move by which it departed
+	claims      []announcement // by name; replaced as a whole, never changed
+	made        []uint64       // the moves by which they were made
+	wanted      string         // the display name it asked for
+	name        string         // the one it has, or had when it left
+	circle      string
+	role        string
+	described   string
 	describedAt time.Time
-	carried    *carried // what of its attachment is only for the next server; nil for most
-	unverified bool
+	carried     *carried // what of its attachment is only for the next server; nil for most
+	unverified  bool
 }
 
 func newBoard() *board {

@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,8 +33,9 @@ const (
 // parcel is what one answer carries.
 type parcel struct {
 	carriage
-	session *session  // nil: the human
-	given   time.Time // when the answer was written, for a session that confirms by its next request
+	session *session      // nil: the human
+	given   time.Duration // since the server started: when the answer was written, for a session that confirms by its next request; 0 before
+	conn    *deadlineConn // on which a bridge was given it
 }
 
 // exchange is one request being answered, as far as what becomes of the answer matters.
@@ -258,11 +260,16 @@ func (m *mesh) confirm(how durability, numbers ...int64) {
 }
 
 // confirmedBy consumes what an HTTP session, or the human, had been given before the head of this request arrived.
-func (m *mesh) confirmedBy(n *session, arrived time.Time) {
+func (s *server) confirmedBy(n *session, r *http.Request) {
+	m := s.mesh
+	head := time.Since(s.started)
+	if c, _ := r.Context().Value(connKey{}).(*deadlineConn); c != nil {
+		head = time.Duration(c.head.Load())
+	}
 	var known []int64
 	m.mu.Lock()
 	for number, p := range m.parcels {
-		if p.session == n && !p.given.IsZero() && p.given.Before(arrived) {
+		if p.session == n && p.given != 0 && p.given < head {
 			known = append(known, number)
 		}
 	}
@@ -270,22 +277,60 @@ func (m *mesh) confirmedBy(n *session, arrived time.Time) {
 	m.confirm(loose, known...)
 }
 
-// answered settles what an answer carried, now that it is known whether it was written.
-func (m *mesh) answered(x *exchange, n *session, ok bool) {
+// answered settles what an answer on stdio carried, now that it is known whether it was written.
+func (m *mesh) answered(x *exchange, ok bool) {
 	switch {
 	case len(x.parcels) == 0:
-	case !ok:
-		m.release(true, x.parcels...)
-	case n != nil && n.id == "": // our own client
+	case ok:
 		m.confirm(loose, x.parcels...)
-	case n == nil || !n.attached:
-		m.mu.Lock()
-		for _, number := range x.parcels {
-			if p := m.parcels[number]; p != nil {
-				p.given = time.Now()
-			}
+	default:
+		m.release(true, x.parcels...)
+	}
+}
+
+// writeCarrying writes an answer over HTTP and sees to what it carries. A bridge is told what that is, to confirm it; if
+// its connection ends first, the answer is lost. Another session confirms by its next request.
+func (s *server) writeCarrying(w http.ResponseWriter, r *http.Request, n *session, x *exchange, write func() bool) {
+	m := s.mesh
+	bridge := n != nil && n.attached
+	if bridge && len(x.parcels) > 0 {
+		w.Header()[parcelHeader] = []string{parcelList(x.parcels)}
+	}
+	if !write() {
+		m.unanswered(x)
+	}
+	if len(x.parcels) == 0 {
+		return
+	}
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		m.release(true, x.parcels...)
+		return
+	}
+	conn, _ := r.Context().Value(connKey{}).(*deadlineConn)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, number := range x.parcels {
+		p := m.parcels[number]
+		switch {
+		case p == nil:
+		case bridge && conn != nil && conn.closed.Load():
+			m.releaseLocked(p, true)
+		case bridge:
+			p.conn = conn
+		default:
+			p.given = time.Since(s.started)
 		}
-		m.mu.Unlock()
+	}
+}
+
+// connectionEnded gives back what a bridge was given on a connection that ended before it said that it arrived.
+func (m *mesh) connectionEnded(c *deadlineConn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range m.parcels {
+		if p.conn == c {
+			m.releaseLocked(p, true)
+		}
 	}
 }
 

@@ -49,7 +49,7 @@ const (
 
 // commit is an entry on its way into the journal.
 type commit struct {
-	entry *entry
+	entry *entry // nil: only a mark in the queue
 	how   durability
 	done  chan struct{} // closed when it has been applied or refused
 	out   applied
@@ -62,9 +62,9 @@ type journal struct {
 	path  string
 	lease *lease
 	log   *slog.Logger
-	apply func([]*commit)                // applies a batch that has been written, all at once
+	apply func([]*commit)                      // applies a batch that has been written, all at once
 	state func(each func(*entry)) (vital bool) // gives the entries that make the present state
-	ready chan struct{}                  // closed when what an earlier server left is written anew, or cannot be
+	ready chan struct{}                        // closed when what an earlier server left is written anew, or cannot be
 
 	mu     sync.Mutex
 	queue  []*commit
@@ -133,6 +133,13 @@ func (j *journal) close() {
 	<-j.ended
 }
 
+// drain waits until everything that was handed in before has been written.
+func (j *journal) drain() {
+	c := &commit{how: written, done: make(chan struct{})}
+	j.submit(c)
+	<-c.done
+}
+
 // take waits for something to write; nil when there will be nothing more.
 func (j *journal) take() []*commit {
 	for {
@@ -186,8 +193,10 @@ func (j *journal) append(batch []*commit) error {
 	sync := false
 	j.buffer.Reset()
 	for _, c := range batch {
-		j.buffer.Write(mustJSON(c.entry))
-		j.buffer.WriteByte('\n')
+		if c.entry != nil {
+			j.buffer.Write(mustJSON(c.entry))
+			j.buffer.WriteByte('\n')
+		}
 		sync = sync || c.how == synced
 	}
 	err := hooked(testHookJournal)

@@ -11,6 +11,7 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 )
@@ -27,10 +28,10 @@ type mesh struct {
 
 	mu        sync.Mutex
 	state     *store
-	parcels   map[int64]*parcel            // given out and not settled
+	parcels   map[int64]*parcel             // given out and not settled
 	readers   map[boardName][]chan struct{} // who waits for the next letter; a receive means that there may be one
-	working   map[peerID]int               // calls in flight
-	kept      map[boardName]string         // names that belong to the identities that held them, until keptUntil
+	working   map[peerID]int                // calls in flight
+	kept      map[boardName]string          // names that belong to the identities that held them, until keptUntil
 	keptUntil time.Time
 	humanSeen time.Time
 	awaited   map[string]chan handed // by key: who waits for a delivery to be settled
@@ -128,7 +129,7 @@ func (m *mesh) applyAll(batch []*commit) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range batch {
-		if c.err == nil {
+		if c.err == nil && c.entry != nil {
 			c.out, c.err = m.applyLocked(c.entry)
 		}
 	}
@@ -234,4 +235,13 @@ func randomNumber() int64 {
 	var b [8]byte
 	rand.Read(b[:])
 	return int64(binary.LittleEndian.Uint64(b[:])>>12) | 1
+}
+
+// work counts the calls of a peer that are in flight.
+func (m *mesh) work(id peerID, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.working[id] += n; m.working[id] == 0 {
+		delete(m.working, id)
+	}
 }

@@ -22,7 +22,8 @@ type session struct {
 	waiting waitingCalls
 
 	mu      sync.Mutex
-	version string // negotiated revision; "" before initialize
+	version string                  // negotiated revision; "" before initialize
+	wait    context.CancelCauseFunc // ends the one wait for messages
 
 	// Kept by the server under its own mutex.
 	running  int // requests being answered; such a session is not idle
@@ -85,6 +86,17 @@ func (w *waitingCalls) end() {
 	for _, end := range w.ends {
 		end(errInputEnded)
 	}
+}
+
+// onlyWait makes a wait for messages the only one of its session: whoever asks
+// again has given up the one before.
+func (n *session) onlyWait(cancel context.CancelCauseFunc) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.wait != nil {
+		n.wait(errSessionEnded)
+	}
+	n.wait = cancel
 }
 
 type sessionKey struct{}
@@ -175,6 +187,7 @@ func (s *server) dropLocked(n *session) {
 		n.ended(errSessionEnded)
 	}
 	n.waiting.end()
+	s.mesh.sessionEnded(n)
 	s.checkEmptyLocked()
 	s.stir()
 }

@@ -159,8 +159,8 @@ func (s *server) letterFrom(a actor, kind, id, field, text string) (letter, erro
 	return letter{Ref: randomHex(6), ID: id, Kind: kind, From: address{Box: a.box}, Text: cleanMessage(text), At: millis()}, nil
 }
 
-// ask opens a thread.
-func (s *server) ask(ctx context.Context, in askInput) (sentOutput, error) {
+// askPeer opens a thread.
+func (s *server) askPeer(ctx context.Context, in askInput) (sentOutput, error) {
 	a, err := s.actor(ctx)
 	if err != nil {
 		return sentOutput{}, err
@@ -304,8 +304,8 @@ func (s *server) closeThread(e *entry, a actor, t *thread, side string, l *lette
 	return &e.Queue[len(e.Queue)-1]
 }
 
-// ack closes a thread.
-func (s *server) ack(ctx context.Context, in ackInput) (saidOutput, error) {
+// ackAsk closes a thread.
+func (s *server) ackAsk(ctx context.Context, in ackInput) (saidOutput, error) {
 	a, err := s.actor(ctx)
 	if err != nil {
 		return saidOutput{}, err
@@ -346,8 +346,8 @@ func (s *server) ack(ctx context.Context, in ackInput) (saidOutput, error) {
 	return saidOutput{text, h.note}, h.err
 }
 
-// notify sends a message that wants no answer.
-func (s *server) notify(ctx context.Context, in notifyInput) (sentOutput, error) {
+// notifyPeer sends a message that wants no answer.
+func (s *server) notifyPeer(ctx context.Context, in notifyInput) (sentOutput, error) {
 	a, err := s.actor(ctx)
 	if err != nil {
 		return sentOutput{}, err
