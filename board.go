@@ -231,15 +231,20 @@ func newMember(a attachment) *boardEntry {
 func (b *board) identify(id peerID, c clientInfo) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if m := b.findLocked(id); m != nil {
-		m.identify(c)
+	if m := b.findLocked(id); m != nil && m.identify(c) && m.attached {
+		b.tellLocked(m)
 	}
 }
 
-func (m *boardEntry) identify(c clientInfo) {
-	if name := cleanText(c.Name, clientLimit); name != "" {
-		m.client = clientInfo{Name: name, Title: cleanText(c.Title, clientLimit), Version: cleanText(c.Version, clientLimit)}
+// identify reports whether that changed anything: modern clients say who they are with every request.
+func (m *boardEntry) identify(c clientInfo) bool {
+	name := cleanText(c.Name, clientLimit)
+	if name == "" {
+		return false
 	}
+	before := m.client
+	m.client = clientInfo{Name: name, Title: cleanText(c.Title, clientLimit), Version: cleanText(c.Version, clientLimit)}
+	return m.client != before
 }
 
 // touch notes a message of the client. A peer that was detached is attached again, even one that was forgotten:

@@ -330,7 +330,7 @@ func (s *server) serveDeliver(w http.ResponseWriter, r *http.Request, m message)
 		result.Note = "queued: it was stored there before"
 	}
 	if !done.handed && len(done.stored) == 1 {
-		result.Note = s.whyQueued(done.stored[0])
+		result.Note = s.whyQueued(done.stored[0], boardName{})
 	}
 	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(result)))
 }

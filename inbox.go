@@ -453,7 +453,7 @@ func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]
 	defer cancel(nil)
 	ending := s.ending
 	if a.session != nil {
-		a.session.onlyWait(cancel)
+		a.session.onlyWait(ctx, cancel)
 		if a.session.id == "" {
 			ending = nil // attend says how the waits of the own client end
 		}

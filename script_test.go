@@ -14,6 +14,8 @@
 //		stderr that is full and never read, -broken one that nobody can read, which is $WORK/NAME.log otherwise.
 //	[!] call NAME TOOL ['json']
 //		print the result of the tool; with !, it must be a refusal: isError or a JSON-RPC error.
+//	until NAME TOOL 'json' 'regexp'
+//		call until the result matches, and print it.
 //	send NAME TEXT|@FILE...
 //		each TEXT as a line, each file as its bytes.
 //	expect NAME 'regexp'
@@ -128,7 +130,7 @@ func TestScript(t *testing.T) {
 			RequireExplicitExec: true,
 			RequireUniqueNames:  true,
 			Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-				"bytes": cmdBytes, "call": cmdCall, "closed": cmdClosed, "expect": cmdExpect, "fence": cmdFence, "grab": cmdGrab, "hangup": cmdHangup,
+				"bytes": cmdBytes, "call": cmdCall, "closed": cmdClosed, "expect": cmdExpect, "fence": cmdFence, "grab": cmdGrab, "until": cmdUntil, "hangup": cmdHangup,
 				"holder": cmdHolder, "http": cmdHTTP, "kill9": cmdKill9, "mcp": cmdMCP, "peers": cmdPeers,
 				"perm": cmdPerm, "plant": cmdPlant, "race": cmdRace, "raw": cmdRaw, "send": cmdSend,
 				"signal": cmdSignal, "status": cmdStatus, "waitfile": cmdWaitfile,

@@ -332,7 +332,7 @@ func (s *server) ackAsk(ctx context.Context, in ackInput) (saidOutput, error) {
 	if err == nil && out != nil {
 		h = s.handOver(ctx, out.To, out.Entry.Key)
 	} else if err == nil && len(done.stored) > 0 && !done.handed {
-		h.note = s.whyQueued(done.stored[0])
+		h.note = s.whyQueued(done.stored[0], a.box)
 	}
 	switch {
 	case errors.Is(h.err, errThreadClosed), h.closed:
@@ -379,7 +379,7 @@ func (s *server) post(ctx context.Context, e *entry, to *meshPeer, l letter) (no
 		case done.handed:
 			return "", nil
 		}
-		return s.whyQueued(to.box()), nil
+		return s.whyQueued(to.box(), l.From.Box), nil
 	}
 	out := s.outgoing(e, to.Path, l)
 	h := handed{}
@@ -435,12 +435,14 @@ func (s *server) notStored(err error) error {
 }
 
 // whyQueued says why a message in a mailbox here has not been read yet.
-func (s *server) whyQueued(box boardName) string {
+func (s *server) whyQueued(box, from boardName) string {
 	m := s.mesh
 	id := s.board.holds(box)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
+	case id != "" && box == from: // it comes with the answer to this call
+		return ""
 	case id != "" && m.working[id] > 0:
 		return fmt.Sprintf("queued: %s is busy and sees it with its next call", box.name)
 	case id != "":
