@@ -107,6 +107,10 @@ type board struct {
 	members []*boardEntry                 // by number, the unlisted ones included
 	known   map[boardIdentity]*boardEntry // those with an identity
 	names   map[boardName]*boardEntry     // who is attached under which name
+
+	// Set before anybody attaches, called with mu held; nil on a board without a mesh.
+	reserved func(at boardName, who boardIdentity) bool // a free name that is not for this peer
+	changed  func(nameRecord)                           // a name has been taken or left
 }
 
 // boardIdentity keeps those who proved themselves by the token apart from those who only say who they are: knowing an
@@ -122,25 +126,26 @@ type boardName struct{ circle, name string }
 // listed; it keeps its number and its client, for its session may speak again. An idle anonymous session costs this
 // struct and its place in members and names, about half a KiB.
 type boardEntry struct {
-	number     int
-	id         peerID
-	identity   boardIdentity
-	transport  string
-	client     clientInfo
-	address    *peerAddress
-	connected  time.Time
-	seen       time.Time // its monotonic reading counts
-	attached   bool
-	left       uint64         // the move by which it departed
-	claims     []announcement // by name; replaced as a whole, never changed
-	made       []uint64       // the moves by which they were made
-	wanted     string         // the display name it asked for
-	name       string         // the one it has, or had when it left
-	circle     string
-	role       string
-	described  string
-	carried    *carried // what of its attachment is only for the next server; nil for most
-	unverified bool
+	number      int
+	id          peerID
+	identity    boardIdentity
+	transport   string
+	client      clientInfo
+	address     *peerAddress
+	connected   time.Time
+	seen        time.Time // its monotonic reading counts
+	attached    bool
+	left        uint64         // the move by which it departed
+	claims      []announcement // by name; replaced as a whole, never changed
+	made        []uint64       // the moves by which they were made
+	wanted      string         // the display name it asked for
+	name        string         // the one it has, or had when it left
+	circle      string
+	role        string
+	described   string
+	describedAt time.Time
+	carried     *carried // what of its attachment is only for the next server; nil for most
+	unverified  bool
 }
 
 func newBoard() *board {
@@ -228,15 +233,20 @@ func newMember(a attachment) *boardEntry {
 func (b *board) identify(id peerID, c clientInfo) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if m := b.findLocked(id); m != nil {
-		m.identify(c)
+	if m := b.findLocked(id); m != nil && m.identify(c) && m.attached {
+		b.tellLocked(m)
 	}
 }
 
-func (m *boardEntry) identify(c clientInfo) {
-	if name := cleanText(c.Name, clientLimit); name != "" {
-		m.client = clientInfo{Name: name, Title: cleanText(c.Title, clientLimit), Version: cleanText(c.Version, clientLimit)}
+// identify reports whether that changed anything: modern clients say who they are with every request.
+func (m *boardEntry) identify(c clientInfo) bool {
+	name := cleanText(c.Name, clientLimit)
+	if name == "" {
+		return false
 	}
+	before := m.client
+	m.client = clientInfo{Name: name, Title: cleanText(c.Title, clientLimit), Version: cleanText(c.Version, clientLimit)}
+	return m.client != before
 }
 
 // touch notes a message of the client. A peer that was detached is attached again, even one that was forgotten:
@@ -478,22 +488,27 @@ func (b *board) enterLocked(m *boardEntry) {
 	m.attached = true
 	for n := 1; ; n++ {
 		name := m.name
-		if name == "" || b.names[boardName{m.circle, name}] != nil {
+		if name == "" || !b.freeLocked(boardName{m.circle, name}, m) {
 			name = numbered(m.wanted, n)
 		}
-		at := boardName{m.circle, name}
-		if b.names[at] == nil {
+		if at := (boardName{m.circle, name}); b.freeLocked(at, m) {
 			m.name = name
 			b.names[at] = m
+			b.tellLocked(m)
 			return
 		}
 	}
+}
+
+func (b *board) freeLocked(at boardName, m *boardEntry) bool {
+	return b.names[at] == nil && (b.reserved == nil || !b.reserved(at, m.identity))
 }
 
 // unnameLocked frees the name of a peer that leaves or is replaced.
 func (b *board) unnameLocked(m *boardEntry) {
 	if at := (boardName{m.circle, m.name}); b.names[at] == m {
 		delete(b.names, at)
+		b.tellLocked(m)
 	}
 }
 

@@ -32,6 +32,10 @@ import (
 // messageTime bounds each message, on top of the wait it asks for itself.
 const messageTime = 60 * time.Second
 
+// confirmTime is how long the server is left untold that messages have arrived
+// when the client says nothing by which to tell it.
+const confirmTime = 250 * time.Millisecond
+
 // bridge is a session at another process's server.
 type bridge struct {
 	p       *process
@@ -40,6 +44,7 @@ type bridge struct {
 	headers string        // of every message
 	main    *conn         // for the messages in order; used by relay only
 
+	parcel   chan struct{} // a receive means that the server waits to be told what has arrived
 	lost     chan struct{} // closed when the server is gone, going or silent
 	lostOnce sync.Once
 	how      loss // set before lost is closed
@@ -63,7 +68,7 @@ func (b *bridge) lose(how loss) {
 // follow is this process's time as a bridge. It returns the election that
 // follows when the server is gone, nil when the process is to leave.
 func (p *process) follow(ctx context.Context, at outcome) *ballot {
-	b := &bridge{p: p, doc: at.doc, main: at.server, lost: make(chan struct{})}
+	b := &bridge{p: p, doc: at.doc, main: at.server, parcel: make(chan struct{}, 1), lost: make(chan struct{})}
 	if err := b.attach(ctx); err != nil {
 		b.main.close()
 		return p.refusedAttach(ctx, err)
@@ -195,7 +200,8 @@ func (b *bridge) attach(ctx context.Context) error {
 		b.main.close()
 		b.main = c
 	}
-	r, err := b.main.exchange(ctx, "POST", "/mcp", b.bearer(), request("majordomus/attach", params), maxAnswer)
+	arrived, header := b.confirm()
+	r, err := b.main.exchange(ctx, "POST", "/mcp", b.bearer()+header, request("majordomus/attach", params), maxAnswer)
 	if err != nil {
 		return err
 	}
@@ -206,6 +212,7 @@ func (b *bridge) attach(ctx context.Context) error {
 	if err := json.Unmarshal(member(r.body, "result"), &result); err != nil || !validIdentity(result.Session) {
 		return fmt.Errorf("the answer to attach makes no sense")
 	}
+	b.p.client.told(arrived)
 	b.session = result.Session
 	b.headers = "Mcp-Session-Id: " + b.session + "\r\n"
 	b.p.client.named(result.Name)
@@ -215,6 +222,24 @@ func (b *bridge) attach(ctx context.Context) error {
 
 // bearer is the header that only goes to a server that has given the proof.
 func (b *bridge) bearer() string { return "Authorization: Bearer " + b.doc.Token + "\r\n" }
+
+// confirm is the header that tells the server which messages have arrived.
+func (b *bridge) confirm() (numbers []int64, header string) {
+	if numbers = b.p.client.arrived(); len(numbers) > 0 {
+		header = confirmHeader + ": " + parcelList(numbers) + "\r\n"
+	}
+	return numbers, header
+}
+
+// confirmOn confirms before a connection is closed: messages given on one that
+// ends are taken for lost.
+func (b *bridge) confirmOn(ctx context.Context, c *conn) {
+	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
+	defer cancel()
+	if len(b.p.client.arrived()) > 0 && !c.dead {
+		b.pingOn(ctx, c)
+	}
+}
 
 // request is a message of the bridge's own.
 func request(method string, params []byte) []byte {
@@ -256,6 +281,11 @@ func (b *bridge) pings(ctx context.Context) {
 		case <-b.lost:
 			return
 		case <-t.C:
+		case <-b.parcel:
+			// The next message tells it along the way; a client that says nothing more must not leave it untold.
+			if pause(ctx, confirmTime, b.lost) != nil || len(b.p.client.arrived()) == 0 {
+				continue
+			}
 		}
 		if !b.ping(ctx) {
 			b.lose(loss{})
@@ -272,8 +302,17 @@ func (b *bridge) ping(ctx context.Context) bool {
 		return false
 	}
 	defer c.close()
-	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), request("ping", []byte("{}")), maxAnswer)
-	return err == nil && r.status == http.StatusOK
+	return b.pingOn(ctx, c)
+}
+
+func (b *bridge) pingOn(ctx context.Context, c *conn) bool {
+	arrived, header := b.confirm()
+	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer()+header, request("ping", []byte("{}")), maxAnswer)
+	if err != nil || r.status != http.StatusOK {
+		return false
+	}
+	b.p.client.told(arrived)
+	return true
 }
 
 // relay passes the client's frames on until the client leaves, the server is
@@ -297,6 +336,7 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 				var own *conn
 				b.pass(callCtx, &own, f)
 				if own != nil {
+					b.confirmOn(exchanges, own)
 					own.close()
 				}
 			})
@@ -334,7 +374,10 @@ func (b *bridge) end(c *conn) {
 		defer fresh.close()
 		c = fresh
 	}
-	c.exchange(ctx, "DELETE", "/mcp", b.headers, nil, maxAnswer)
+	arrived, header := b.confirm()
+	if r, err := c.exchange(ctx, "DELETE", "/mcp", b.headers+header, nil, maxAnswer); err == nil && r.status == http.StatusNoContent {
+		b.p.client.told(arrived)
+	}
 }
 
 // pass gets one frame answered. False means that the server is lost; the frame
@@ -401,7 +444,11 @@ func (b *bridge) send(ctx context.Context, c **conn, f frame) (sent bool, r repl
 		}
 		*c = fresh
 	}
-	r, err = (*c).exchange(ctx, "POST", "/mcp", b.headers, f.raw, maxAnswer)
+	arrived, header := b.confirm()
+	r, err = (*c).exchange(ctx, "POST", "/mcp", b.headers+header, f.raw, maxAnswer)
+	if err == nil && (r.status == http.StatusOK || r.status == http.StatusAccepted) {
+		b.p.client.told(arrived)
+	}
 	return true, r, err
 }
 
@@ -439,7 +486,16 @@ func (b *bridge) give(f frame, r reply) {
 		return
 	}
 	b.p.client.remember(f, r.body)
-	b.p.client.write(r.body)
+	if out := b.p.client.write(r.body); !out {
+		return
+	}
+	if numbers := parcelNumbers(r.header.Get(parcelHeader)); numbers != nil {
+		b.p.client.arrivedIn(numbers)
+		select {
+		case b.parcel <- struct{}{}:
+		default:
+		}
+	}
 }
 
 // pause waits as long as a busy server asks; false when there is no time left.

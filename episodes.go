@@ -27,7 +27,7 @@ package main
 //
 // The grace is counted by Go's timers, whose clock no clock step moves and which stands still while the machine sleeps:
 // neither can expire an episode. A server that was stopped finds its timers late; nobody could come back to it meanwhile,
-// so the grace starts anew (lapse).
+// so the grace starts anew (lapseEpisode).
 
 import (
 	"cmp"
@@ -204,7 +204,7 @@ func (s *server) episodesAttach(ctx context.Context, in episodeAttachInput) (epi
 	if got.lost {
 		s.tellLoser(got.from, episodeTaken{ExternalID: id, Attachments: got.attachments, Name: s.board.displayName(got.from)})
 	}
-	s.await(caller, got.run)
+	s.awaitEpisode(caller, got.run)
 	s.episodes.mu.Lock()
 	defer s.episodes.mu.Unlock()
 	if e := got.entry; s.episodes.byID[id] != e || e.holder != caller.peer {
@@ -341,11 +341,11 @@ func (s *server) clockLocked(e *episodeEntry) {
 	}
 	absence, grace := e.absence, s.set.timing.reattach
 	e.due = time.Now().Add(grace)
-	time.AfterFunc(grace, func() { s.lapse(e, absence) })
+	time.AfterFunc(grace, func() { s.lapseEpisode(e, absence) })
 }
 
-// lapse closes an episode whose client did not come back.
-func (s *server) lapse(e *episodeEntry, absence uint64) {
+// lapseEpisode closes an episode whose client did not come back.
+func (s *server) lapseEpisode(e *episodeEntry, absence uint64) {
 	if !s.holds() {
 		return // its successor's clock counts
 	}
@@ -382,7 +382,7 @@ func (s *server) episodesDetach(ctx context.Context, in episodeDetachInput) (epi
 	if err != nil {
 		return episodeDetachOutput{}, err
 	}
-	s.await(caller, run)
+	s.awaitEpisode(caller, run)
 	if isClosed(run.done) {
 		closed.Repository = run.words
 	}
@@ -425,9 +425,9 @@ func (s *server) leaveEpisode(left boardEntry) {
 	}
 }
 
-// await waits for a command. When the server is ending or its own client has left it waits for half the time there is, so
+// awaitEpisode waits for a command. When the server is ending or its own client has left it waits for half the time there is, so
 // that closing the episodes gets the other half.
-func (s *server) await(caller *session, run *episodeRun) {
+func (s *server) awaitEpisode(caller *session, run *episodeRun) {
 	if run == nil {
 		return // it was carried here, and no command has run since
 	}

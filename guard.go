@@ -61,6 +61,9 @@ func (s *server) routes() *http.ServeMux {
 func (s *server) guard(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.running.Add(1)
+		if c, _ := r.Context().Value(connKey{}).(*deadlineConn); c != nil {
+			c.noteHead()
+		}
 		defer func() {
 			if v := recover(); v != nil {
 				s.logPanic(v)
@@ -290,10 +293,30 @@ type deadlineConn struct {
 	sawBothLengths bool
 	aborting       atomic.Bool // net/http is breaking off its own read
 	cut            atomic.Bool
+	closed         atomic.Bool
+	read           atomic.Int64 // when something came last
+	early          atomic.Int64 // when something came while a request was being answered; 0: nothing did
+	head           atomic.Int64 // when the head of the present request came; nanoseconds since the server started
+}
+
+// noteHead notes when the head of a request came, before its body is read. What
+// came while the request before it was being answered is the beginning of this one.
+func (c *deadlineConn) noteHead() {
+	c.head.Store(c.read.Load())
+	if early := c.early.Swap(0); early != 0 {
+		c.head.Store(early)
+	}
 }
 
 func (c *deadlineConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	if n > 0 {
+		now := int64(time.Since(c.s.started))
+		c.read.Store(now)
+		if len(b) == 1 { // the read that net/http keeps running beside a handler
+			c.early.Store(now)
+		}
+	}
 	if n > 0 && bytes.Contains(b[:n], []byte("hunked")) {
 		head, _, _ := bytes.Cut(b[:n], []byte("\r\n\r\n"))
 		c.sawBothLengths = bytes.Contains(bytes.ToLower(head), []byte("\r\ncontent-length:"))
@@ -315,5 +338,7 @@ func (c *deadlineConn) Close() error {
 	if c.cut.Swap(false) {
 		c.s.cutOff.Add(1)
 	}
+	c.closed.Store(true)
+	c.s.mesh.connectionEnded(c)
 	return c.Conn.Close()
 }

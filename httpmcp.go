@@ -48,6 +48,7 @@ func (s *server) serveMCP(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
+	s.mesh.confirm(loose, parcelNumbers(r.Header.Get(confirmHeader))...)
 	if r.Method == "DELETE" {
 		s.serveDelete(w, r)
 		return
@@ -67,6 +68,9 @@ func (s *server) serveMCP(w http.ResponseWriter, r *http.Request) {
 		s.serveBridge(w, r, n, body)
 		return
 	}
+	if n != nil {
+		s.confirmedBy(n, r)
+	}
 	s.serveClient(w, r, n, body, trusted)
 }
 
@@ -79,11 +83,15 @@ func (s *server) checkToken(w http.ResponseWriter, r *http.Request) (trusted, ok
 	}
 	token, bearer := strings.CutPrefix(given, "Bearer ")
 	if !bearer || subtle.ConstantTimeCompare([]byte(token), []byte(s.lease.token())) != 1 {
-		w.Header().Set("WWW-Authenticate", "Bearer")
-		s.failure(w, r, 401, "unauthorized", "Authorization must be Bearer with the token of this server's lease file")
+		s.unauthorized(w, r, "Authorization must be Bearer with the token of this server's lease file")
 		return false, false
 	}
 	return true, true
+}
+
+func (s *server) unauthorized(w http.ResponseWriter, r *http.Request, message string) {
+	w.Header().Set("WWW-Authenticate", "Bearer")
+	s.failure(w, r, 401, "unauthorized", message)
 }
 
 func (s *server) serveDelete(w http.ResponseWriter, r *http.Request) {
@@ -95,6 +103,9 @@ func (s *server) serveDelete(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	n := s.sessions[id]
 	s.mu.Unlock()
+	if n != nil && !n.attached {
+		s.confirmedBy(n, r)
+	}
 	if n == nil || !s.dismiss(n) {
 		s.sessionNotFound(w, r)
 		return
@@ -118,11 +129,12 @@ func (s *server) serveBridge(w http.ResponseWriter, r *http.Request, n *session,
 		return
 	}
 	f := readFrame(body)
-	answer, err := s.answerSafely(s.callContext(w, r, message{method: f.method, params: f.params}), n, body)
+	x := &exchange{counted: !ping}
+	answer, err := s.answerSafely(withExchange(s.callContext(w, r, message{method: f.method, params: f.params}), x), n, body)
 	if !ping {
 		s.stopWork()
 	}
-	s.writeAnswer(w, r, answer, err)
+	s.writeCarrying(w, r, n, x, func() bool { return s.writeAnswer(w, r, answer, err) })
 }
 
 // refuseLate answers a request that came after the lease was released or lost:
@@ -145,7 +157,8 @@ func (s *server) callContext(w http.ResponseWriter, r *http.Request, m message) 
 	return r.Context()
 }
 
-func (s *server) writeAnswer(w http.ResponseWriter, r *http.Request, answer []byte, err error) {
+// writeAnswer reports whether what it has written is the answer itself.
+func (s *server) writeAnswer(w http.ResponseWriter, r *http.Request, answer []byte, err error) bool {
 	switch {
 	case err != nil:
 		s.refused(w, r, err)
@@ -155,7 +168,9 @@ func (s *server) writeAnswer(w http.ResponseWriter, r *http.Request, answer []by
 		s.failure(w, r, 500, "too_large", fmt.Sprintf("the answer has more than %d bytes: ask for less", maxAnswer))
 	default:
 		writeJSON(w, http.StatusOK, answer)
+		return true
 	}
+	return false
 }
 
 // serveClient answers a client that speaks HTTP itself.
@@ -205,8 +220,11 @@ func (s *server) serveClient(w http.ResponseWriter, r *http.Request, n *session,
 		s.writeAnswer(w, r, answer, err)
 	case s.startWork(w, r):
 		defer s.stopWork()
-		answer, err := s.answer(s.callContext(w, r, m), n, m)
-		s.writeAnswer(w, r, answer, err)
+		x := &exchange{counted: true}
+		s.writeCarrying(w, r, n, x, func() bool {
+			answer, err := s.answer(withExchange(s.callContext(w, r, m), x), n, m)
+			return s.writeAnswer(w, r, answer, err)
+		})
 	}
 }
 
@@ -225,7 +243,10 @@ func (s *server) serveBatch(w http.ResponseWriter, r *http.Request, n *session, 
 	}
 	if s.startWork(w, r) {
 		defer s.stopWork()
-		s.writeAnswer(w, r, s.answerBatch(r.Context(), n, body), nil)
+		x := &exchange{}
+		s.writeCarrying(w, r, n, x, func() bool {
+			return s.writeAnswer(w, r, s.answerBatch(withExchange(r.Context(), x), n, body), nil)
+		})
 	}
 }
 
@@ -271,6 +292,10 @@ func (s *server) servePrivate(w http.ResponseWriter, r *http.Request, n *session
 		return false
 	case m.method == "majordomus/attach":
 		s.serveAttach(w, r, m)
+	case m.method == "majordomus/deliver":
+		s.serveDeliver(w, r, m)
+	case m.method == "majordomus/look":
+		s.serveLook(w, r, m)
 	case m.method == "majordomus/watch" && n != nil && n.attached:
 		s.serveWatch(w, r, n, m)
 	case m.method == "ping" && n != nil && n.attached:
@@ -302,6 +327,8 @@ func (s *server) serveAttach(w http.ResponseWriter, r *http.Request, m message) 
 		s.refused(w, r, err)
 		return
 	}
+	s.mesh.settled()
+	s.mesh.confirm(written, parcelNumbers(r.Header.Get(confirmHeader))...)
 	s.replace(n)
 	held := s.restoreEpisodes(n.peer, p.Carried, p.Again)
 	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(attachResult{n.id, n.peer, s.board.displayName(n.peer), held})))

@@ -175,24 +175,29 @@ func (s *server) serveModern(w http.ResponseWriter, r *http.Request, m message, 
 	if n != nil {
 		defer s.release(n)
 		s.board.touch(n.peer)
+		s.confirmedBy(n, r)
 	}
 	if !s.startWork(w, r) {
 		return
 	}
 	defer s.stopWork()
-	result, err := s.modernMethod(s.callContext(w, r, m), n, m)
-	switch failed, _ := err.(*rpcError); {
-	case failed != nil && failed.Code == codeMethodNotFound:
-		writeJSON(w, http.StatusNotFound, errorMessage(m.id, failed))
-	case failed != nil:
-		writeJSON(w, http.StatusOK, errorMessage(m.id, failed))
-	case err != nil:
-		s.refused(w, r, err)
-	case result == nil:
-		w.WriteHeader(http.StatusAccepted)
-	default:
-		s.writeAnswer(w, r, resultMessage(m.id, result), nil)
-	}
+	x := &exchange{counted: true}
+	s.writeCarrying(w, r, n, x, func() bool {
+		result, err := s.modernMethod(withExchange(s.callContext(w, r, m), x), n, m)
+		switch failed, _ := err.(*rpcError); {
+		case failed != nil && failed.Code == codeMethodNotFound:
+			writeJSON(w, http.StatusNotFound, errorMessage(m.id, failed))
+		case failed != nil:
+			writeJSON(w, http.StatusOK, errorMessage(m.id, failed))
+		case err != nil:
+			s.refused(w, r, err)
+		case result == nil:
+			w.WriteHeader(http.StatusAccepted)
+		default:
+			return s.writeAnswer(w, r, resultMessage(m.id, result), nil)
+		}
+		return false
+	})
 }
 
 // worker finds the peer that a modern HTTP request speaks for: the same header

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 )
 
@@ -60,4 +61,91 @@ func firstRunes(s string, n int) string {
 		}
 	}
 	return s
+}
+
+// holder is who a peer is to the others.
+type holder struct {
+	box        boardName
+	role       string
+	attached   bool
+	unverified bool
+}
+
+func (b *board) who(id peerID) (holder, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m := b.findLocked(id)
+	if m == nil {
+		return holder{}, false
+	}
+	return holder{boardName{m.circle, m.name}, m.role, m.attached, m.unverified}, true
+}
+
+// holds is the attached peer of that name, "" when there is none.
+func (b *board) holds(box boardName) peerID {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m := b.names[box]; m != nil {
+		return m.id
+	}
+	return ""
+}
+
+// describe sets what a peer says about itself.
+func (b *board) describe(id peerID, text string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m := b.findLocked(id); m != nil {
+		m.described, m.describedAt = text, time.Now()
+		b.tellLocked(m)
+	}
+}
+
+// rename gives a peer the name of work that it resumes. A living peer that has it gets the next free one: two never
+// share an address. It returns the name the peer had.
+func (b *board) rename(id peerID, to boardName) (was boardName, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m := b.findLocked(id)
+	if m == nil {
+		return was, false
+	}
+	was = boardName{m.circle, m.name}
+	if was == to {
+		return was, true
+	}
+	b.unnameLocked(m)
+	old := b.names[to]
+	if old != nil {
+		b.unnameLocked(old)
+		old.name = ""
+	}
+	m.circle, m.name = to.circle, to.name
+	b.enterLocked(m)
+	if old != nil {
+		b.enterLocked(old)
+	}
+	return was, true
+}
+
+// tellLocked tells the mesh of a name that has been taken or left.
+func (b *board) tellLocked(m *boardEntry) {
+	if b.changed == nil {
+		return
+	}
+	now := millis()
+	r := nameRecord{
+		Box: boardName{m.circle, m.name}, Own: m.transport == "stdio", Peer: m.id, Role: m.role,
+		Client: m.client.Name, Description: m.described, Seen: now,
+	}
+	if !m.unverified {
+		r.Identity = m.identity.text
+	}
+	if m.described != "" {
+		r.Described = m.describedAt.UnixMilli()
+	}
+	if b.names[r.Box] != m {
+		r.Left = now
+	}
+	b.changed(r)
 }

@@ -10,6 +10,7 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"path/filepath"
 	"time"
@@ -29,17 +30,39 @@ func (s *server) serveCapability(w http.ResponseWriter, r *http.Request, c *capa
 		}
 		return
 	}
+	ctx := r.Context()
+	if c.token {
+		trusted, ok := s.checkToken(w, r)
+		if ok && !trusted {
+			s.unauthorized(w, r, "this needs Authorization: Bearer with the token of this server's lease file")
+		}
+		if !trusted {
+			return
+		}
+		ctx = asHuman(ctx)
+		s.confirmedBy(nil, r)
+	}
 	args, ok := s.readArguments(w, r, c)
 	if !ok || !s.startWork(w, r) {
 		return
 	}
-	out, err := s.invoke(r.Context(), c, args)
-	s.stopWork()
-	if err != nil {
-		s.refused(w, r, err)
-		return
+	defer s.stopWork()
+	if c.mayWait {
+		http.NewResponseController(w).SetReadDeadline(time.Time{})
 	}
-	writeJSON(w, http.StatusOK, append(mustJSON(out), '\n'))
+	s.mesh.settled()
+	x := &exchange{counted: true}
+	s.writeCarrying(w, r, nil, x, func() bool {
+		out, err := s.invoke(withExchange(ctx, x), c, args)
+		switch {
+		case errors.Is(err, errCancelled): // nobody is there to read an answer
+		case err != nil:
+			s.refused(w, r, err)
+		default:
+			writeJSON(w, http.StatusOK, append(mustJSON(out), '\n'))
+		}
+		return err == nil
+	})
 }
 
 func (s *server) readArguments(w http.ResponseWriter, r *http.Request, c *capability) (json.RawMessage, bool) {

@@ -191,16 +191,26 @@ func (s *server) callTool(ctx context.Context, n *session, m message) (json.RawM
 	if errors.Is(context.Cause(ctx), errCancelled) {
 		return nil, nil
 	}
-	out, err := s.invoke(ctx, c, member(m.params, "arguments"))
+	s.mesh.settled()
+	out, err := s.invokeFor(ctx, n, c, member(m.params, "arguments"))
 	switch failed := (*rpcError)(nil); {
-	case errors.Is(context.Cause(ctx), errCancelled):
+	case errors.Is(context.Cause(ctx), errCancelled), errors.Is(err, errCancelled):
 		return nil, nil
 	case errors.Is(err, errLeaseLost), errors.As(err, &failed):
 		return nil, err
 	case err != nil:
-		return toolFailure(s.refusalOf(err)), nil
+		return toolFailure(s.refusalOf(err), s.carry(ctx, n, c)), nil
 	}
-	return toolResult(out), nil
+	return toolResult(out, c.textOnly, s.carry(ctx, n, c)), nil
+}
+
+// invokeFor runs a capability for a caller, who is busy meanwhile, unless it waits.
+func (s *server) invokeFor(ctx context.Context, n *session, c *capability, args []byte) (any, error) {
+	if n != nil && !c.mayWait {
+		s.mesh.work(n.peer, 1)
+		defer s.mesh.work(n.peer, -1)
+	}
+	return s.invoke(ctx, c, args)
 }
 
 // refusalOf is what a caller may be told of an error. What is hidden from it is logged.
@@ -218,20 +228,41 @@ type textBlock struct {
 }
 
 // toolResult holds the value twice, since clients show their model one or the
-// other. It is put together by hand: encoding a value inside another would
-// parse it again.
-func toolResult(out any) json.RawMessage {
+// other, and with it the messages that came meanwhile. It is put together by
+// hand: encoding a value inside another would parse it again. Of a tool that
+// answers text only, the output says which.
+func toolResult(out any, textOnly bool, list []mail) json.RawMessage {
+	if textOnly {
+		return mustJSON(struct {
+			Content []textBlock `json:"content"`
+		}{textBlocks(out.(interface{ blocks() []string }).blocks(), list)})
+	}
 	value := mustJSON(out)
 	text := mustJSON(string(value))
 	result := make([]byte, 0, len(text)+len(value)+80)
 	result = append(result, `{"content":[{"type":"text","text":`...)
 	result = append(result, text...)
-	result = append(result, `}],"structuredContent":`...)
-	result = append(result, value...)
+	result = append(result, '}')
+	if len(list) > 0 {
+		result = append(append(result, ','), mustJSON(textBlock{"text", mailText(list)})...)
+	}
+	result = append(result, `],"structuredContent":`...)
+	result = append(result, withInbox(value, list)...)
 	return append(result, '}')
 }
 
-func toolFailure(r *refusal) json.RawMessage {
+// textBlocks adds the messages that came meanwhile to what a tool says.
+func textBlocks(texts []string, list []mail) (blocks []textBlock) {
+	for _, t := range texts {
+		blocks = append(blocks, textBlock{"text", t})
+	}
+	if len(list) > 0 {
+		blocks = append(blocks, textBlock{"text", mailText(list)})
+	}
+	return blocks
+}
+
+func toolFailure(r *refusal, list []mail) json.RawMessage {
 	type meta struct {
 		Error struct {
 			Code string `json:"code"`
@@ -243,5 +274,5 @@ func toolFailure(r *refusal) json.RawMessage {
 		Meta    meta        `json:"_meta"` // first: see modernResult
 		Content []textBlock `json:"content"`
 		IsError bool        `json:"isError"`
-	}{about, []textBlock{{"text", r.message}}, true})
+	}{about, textBlocks([]string{r.message}, list), true})
 }

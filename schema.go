@@ -256,7 +256,7 @@ func (c *capability) describeTool() object {
 		{"inputSchema", inputSchema(c.in)},
 	}
 	if !c.textOnly {
-		o = append(o, pair{"outputSchema", outputSchema(c.out)})
+		o = append(o, pair{"outputSchema", withInboxSchema(outputSchema(c.out))})
 	}
 	return append(o, pair{"annotations", object{
 		{"readOnlyHint", !c.command},
@@ -264,6 +264,13 @@ func (c *capability) describeTool() object {
 		{"idempotentHint", c.idempotent},
 		{"openWorldHint", false}, // nothing here reaches beyond the repository and its peers
 	}})
+}
+
+// withInboxSchema adds the messages that may ride on the answer of any tool (40-mesh.md §3); withInbox puts them there.
+func withInboxSchema(o object) object {
+	properties := o[1].value.(object)
+	o[1].value = append(slices.Clip(properties), pair{"inbox", object{{"type", "array"}, {"items", object{{"type", "object"}}}}})
+	return o
 }
 
 // renderOpenAPI makes openapi.json, which is checked in, embedded and served as it is; TestOpenAPI keeps it in step.

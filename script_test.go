@@ -14,10 +14,14 @@
 //		stderr that is full and never read, -broken one that nobody can read, which is $WORK/NAME.log otherwise.
 //	[!] call NAME TOOL ['json']
 //		print the result of the tool; with !, it must be a refusal: isError or a JSON-RPC error.
+//	until NAME TOOL 'json' 'regexp'
+//		call until the result matches, and print it.
 //	send NAME TEXT|@FILE...
 //		each TEXT as a line, each file as its bytes.
 //	expect NAME 'regexp'
 //		take the first line that matches and print it. Lines not taken stay for later commands.
+//	grab VARIABLE 'regexp'
+//		set a variable to what the group matches in what was printed last.
 //	fence [-short] NAME
 //		ping, then take and print what arrived before the answer. -short: `ID CODE` or `ID RESULT` for each.
 //	holder NAME...
@@ -128,7 +132,8 @@ func TestScript(t *testing.T) {
 			RequireExplicitExec: true,
 			RequireUniqueNames:  true,
 			Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-				"bytes": cmdBytes, "call": cmdCall, "closed": cmdClosed, "episodes": cmdEpisodes, "expect": cmdExpect, "fence": cmdFence, "hangup": cmdHangup,
+				"bytes": cmdBytes, "call": cmdCall, "closed": cmdClosed, "episodes": cmdEpisodes, "expect": cmdExpect, "fence": cmdFence,
+				"grab": cmdGrab, "until": cmdUntil, "hangup": cmdHangup,
 				"holder": cmdHolder, "http": cmdHTTP, "kill9": cmdKill9, "mcp": cmdMCP, "peers": cmdPeers,
 				"perm": cmdPerm, "plant": cmdPlant, "race": cmdRace, "raw": cmdRaw, "send": cmdSend,
 				"signal": cmdSignal, "status": cmdStatus, "waitfile": cmdWaitfile,

@@ -38,6 +38,7 @@ type server struct {
 	set      *settings
 	log      *slog.Logger
 	board    *board
+	mesh     *mesh
 	lease    *lease // nil when alone
 	url      string // "" when alone; never changes once others can call
 	why      string // why this server is alone, for its own client
@@ -82,6 +83,8 @@ func newServer(set *settings, at checkout, log *slog.Logger, l *lease) *server {
 		quiet:    make(chan struct{}, 1),
 	}
 	s.calls, s.cut = context.WithCancelCause(context.Background())
+	s.mesh = newMesh(log)
+	s.board.reserved, s.board.changed = s.mesh.reserved, s.mesh.nameChanged
 	return s
 }
 
@@ -97,7 +100,8 @@ var toolTable = sync.OnceValue(func() map[string]*capability {
 
 // invoke runs a capability. A command looks at the lease before it runs and
 // again before it is answered: a server that slept through a take-over must
-// neither execute nor acknowledge what its successor will never know of.
+// neither execute nor acknowledge what its successor will never know of. What may
+// be repeated is sent on to that successor, whether it was executed or not.
 func (s *server) invoke(ctx context.Context, c *capability, args []byte) (any, error) {
 	if !c.command {
 		return c.call(s, ctx, args)
@@ -210,10 +214,14 @@ func (s *server) listen() (net.Listener, error) {
 // the election that follows, nil when the process is to leave.
 func (p *process) serve(ctx context.Context, l *lease) *ballot {
 	s := newServer(p.set, p.checkout, p.log, l)
+	s.openMesh()
 	own := s.attachOwn(p.client)
+	s.mesh.confirm(written, p.client.arrived()...) // by answers of the server before
 	ln, err := s.listen()
 	if err != nil {
+		s.close()
 		s.stopEpisodes()
+		s.closeMesh()
 		l.release()
 		return p.alone(ctx, &aloneError{doing: "serving this checkout", err: err, retry: true})
 	}
@@ -229,6 +237,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		s.stopEpisodes()
 		hs.Close()
 		<-served
+		s.closeMesh()
 		l.release()
 		if errors.Is(err, errLeaseLost) {
 			return p.elect(ctx)
@@ -268,6 +277,9 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 // (its watch ended) finishes its exchanges and then ends its session, so the
 // port stays open until the last of them has done so.
 func (s *server) end(hs *http.Server) {
+	if !s.gone() && s.mesh.journal != nil {
+		s.mesh.journal.drain() // who has left is known to the next server
+	}
 	s.releaseLease()
 	s.close()
 	ctx, cancel := context.WithDeadline(context.Background(), s.endBy)
@@ -284,6 +296,7 @@ func (s *server) end(hs *http.Server) {
 	s.cut(errLeaseLost)
 	hs.Shutdown(ctx)
 	hs.Close()
+	s.closeMesh()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sweep != nil {
@@ -368,7 +381,13 @@ func (s *server) attend(ctx context.Context, c *client, n *session) {
 	var waits sync.WaitGroup
 	defer waits.Wait()
 	waitCtx, endWaits := context.WithCancelCause(s.calls)
-	defer endWaits(errInputEnded)
+	defer func() {
+		if s.gone() && ctx.Err() == nil && !c.done() {
+			endWaits(errLeaseLost) // the next server goes on waiting
+		} else {
+			endWaits(errInputEnded)
+		}
+	}()
 	for {
 		f, ok := c.next(ctx, s.ending)
 		if !ok {
@@ -393,14 +412,18 @@ func (s *server) attendFrame(ctx context.Context, c *client, n *session, f frame
 		c.write(tooLongAnswer())
 		return
 	}
-	answer, err := s.answerSafely(ctx, n, f.raw)
+	x := &exchange{}
+	answer, err := s.answerSafely(withExchange(ctx, x), n, f.raw)
+	if err != nil || answer == nil {
+		s.mesh.unanswered(x)
+	}
 	if err != nil {
 		c.unread(f)
 		return
 	}
 	if answer != nil {
 		c.remember(f, answer)
-		c.write(answer)
+		s.mesh.answered(x, c.write(answer))
 	}
 }
 
@@ -410,6 +433,9 @@ func (s *server) answerSafely(ctx context.Context, n *session, raw []byte) (answ
 	defer func() {
 		if r := recover(); r != nil {
 			s.logPanic(r)
+			if x := exchangeOf(ctx); x != nil {
+				s.mesh.unanswered(x)
+			}
 			id := member(raw, "id")
 			if id == nil || !validID(id) {
 				id = nil

@@ -21,8 +21,10 @@ type session struct {
 
 	waiting waitingCalls
 
-	mu      sync.Mutex
-	version string // negotiated revision; "" before initialize
+	mu        sync.Mutex
+	version   string                  // negotiated revision; "" before initialize
+	endWait   context.CancelCauseFunc // ends the latest wait for messages
+	waitOrder int
 
 	// Kept by the server under its own mutex.
 	running  int // requests being answered; such a session is not idle
@@ -43,9 +45,14 @@ var errCancelled = errors.New("cancelled by the client")
 // server or at a bridge. Where calls run beside the loop that reads the client,
 // begin belongs into the loop: the cancellation may be the very next message.
 type waitingCalls struct {
-	mu   sync.Mutex
-	ends map[string]context.CancelCauseFunc
+	mu    sync.Mutex
+	ends  map[string]context.CancelCauseFunc
+	begun int
 }
+
+// callOrder is the key of a call's place in the order in which its client made
+// the calls that may wait.
+type callOrder struct{}
 
 // begin registers a call, so that notifications/cancelled can end it. The
 // returned function must be called when the call has ended.
@@ -53,6 +60,9 @@ func (w *waitingCalls) begin(ctx context.Context, id json.RawMessage) (context.C
 	ctx, cancel := context.WithCancelCause(ctx)
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.begun++; ctx.Value(callOrder{}) == nil {
+		ctx = context.WithValue(ctx, callOrder{}, w.begun)
+	}
 	if w.ends == nil {
 		w.ends = map[string]context.CancelCauseFunc{}
 	}
@@ -85,6 +95,23 @@ func (w *waitingCalls) end() {
 	for _, end := range w.ends {
 		end(errInputEnded)
 	}
+}
+
+// onlyWait makes the latest wait for messages the only one of its session:
+// whoever asks again has given up the one before.
+func (n *session) onlyWait(ctx context.Context, end context.CancelCauseFunc) {
+	order, _ := ctx.Value(callOrder{}).(int)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.endWait == nil:
+	case order < n.waitOrder:
+		end(errSessionEnded)
+		return
+	default:
+		n.endWait(errSessionEnded)
+	}
+	n.endWait, n.waitOrder = end, order
 }
 
 type sessionKey struct{}
@@ -190,6 +217,7 @@ func (s *server) dropLocked(n *session) {
 		n.ended(errSessionEnded)
 	}
 	n.waiting.end()
+	s.mesh.sessionEnded(n)
 	s.checkEmptyLocked()
 	s.stir()
 }

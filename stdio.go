@@ -94,6 +94,7 @@ type client struct {
 	server   string       // the token of the server that a bridge was attached to last
 	lost     episodeTaken // the episode that another peer took last
 	orphaned time.Time    // when the server handed on carried.Orphans
+	parcels  []int64      // written out, which no server has been told yet
 }
 
 func newClient(in io.Reader, out io.Writer, name string, getenv func(string) string) *client {
@@ -234,11 +235,13 @@ func (c *client) done() bool {
 	return c.drained && len(c.back) == 0
 }
 
-// write sends one answer: one write, so that lines never interleave.
-func (c *client) write(answer []byte) {
+// write sends one answer: one write, so that lines never interleave. It reports
+// whether the answer is out.
+func (c *client) write(answer []byte) bool {
 	c.outMu.Lock()
 	defer c.outMu.Unlock()
-	if _, err := c.out.Write(append(answer, '\n')); err != nil {
+	_, err := c.out.Write(append(answer, '\n'))
+	if err != nil {
 		select {
 		case <-c.broken:
 		default:
@@ -246,6 +249,29 @@ func (c *client) write(answer []byte) {
 			c.leave.Do(func() { close(c.ended) })
 		}
 	}
+	return err == nil
+}
+
+// arrivedIn notes the parcels of an answer that is out: whoever is the server
+// when it can be told is told.
+func (c *client) arrivedIn(numbers []int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parcels = append(c.parcels, numbers...)
+}
+
+// arrived lists them.
+func (c *client) arrived() []int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.parcels)
+}
+
+// told strikes off what a server has been told.
+func (c *client) told(numbers []int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.parcels = slices.DeleteFunc(c.parcels, func(n int64) bool { return slices.Contains(numbers, n) })
 }
 
 // remember keeps what an answered frame changed of the client's standing, so
@@ -267,6 +293,12 @@ func (c *client) remember(f frame, answer []byte) {
 		}
 	case f.runsCommand():
 		c.rememberEpisode(member(member(answer, "result"), "structuredContent"))
+	case f.tool == "set_description":
+		if result := member(answer, "result"); result != nil && member(result, "isError") == nil {
+			c.mu.Lock()
+			c.carried.Description = stringMember(member(f.params, "arguments"), "description")
+			c.mu.Unlock()
+		}
 	}
 }
 
@@ -483,6 +515,7 @@ func (p *process) alone(ctx context.Context, why error) *ballot {
 		})
 	}
 	s.attend(ctx, p.client, s.attachOwn(p.client))
+	s.closeMesh()
 	cancel()
 	trying.Wait()
 	if next != nil && p.client.done() {

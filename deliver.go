@@ -1,0 +1,567 @@
+package main
+
+// From one checkout's server to another's. What is to be done there is an entry, with a key of 128 bits by which it is
+// done once: it is journaled here, handed over in order, and struck off when the other server has stored it. A server
+// that is not there gets it when it comes; one that dies in the middle is asked again, by the same key.
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// tendTime is how often a server that is not there is looked for while something waits for it.
+const tendTime = 5 * time.Second
+
+// errNotServed means that there is no server, or none that answers: what was not stored may be stored later.
+var errNotServed = errors.New("its server does not answer")
+
+// handed is what became of a delivery.
+type handed struct {
+	note   string      // what the sender must know; "" when it has been handed to its reader
+	closed bool        // the thread it was about is closed, or gone
+	full   []boardName // mailboxes that could not take it
+	err    error       // a refusal, or errNotServed
+}
+
+// deliverResult is the answer to majordomus/deliver.
+type deliverResult struct {
+	Note   string      `json:"note,omitempty"`
+	Closed bool        `json:"closed,omitempty"`
+	Full   []boardName `json:"full,omitempty"`
+}
+
+// lookParams ask a server what only it knows: majordomus/look.
+type lookParams struct {
+	Thread string `json:"thread,omitempty"`
+}
+
+type lookResult struct {
+	Peers []meshPeer `json:"peers"`
+	Open  bool       `json:"open,omitempty"` // the thread
+}
+
+// link is an idle connection to another checkout's server.
+type link struct {
+	conn  *conn
+	token string
+}
+
+// here is this checkout as others know it.
+func (s *server) here() place { return place{Root: s.checkout.root, GitDir: s.checkout.gitDir} }
+
+// callServer calls a private method of the server of a checkout. errNotServed wraps whatever a later try may cure; a
+// refusal is final.
+func (s *server) callServer(ctx context.Context, root, method string, params any) (json.RawMessage, error) {
+	body := request(method, mustJSON(params))
+	for {
+		l, reused, err := s.dialCheckout(ctx, root)
+		if err != nil {
+			return nil, err
+		}
+		r, err := l.conn.exchange(ctx, "POST", "/mcp", "Authorization: Bearer "+l.token+"\r\n", body, maxAnswer)
+		if err != nil {
+			if reused && ctx.Err() == nil {
+				continue // the server may have gone since; the key sees to it that nothing is done twice
+			}
+			return nil, fmt.Errorf("%w: %v", errNotServed, err)
+		}
+		switch code := r.code(); {
+		case r.status == http.StatusOK && code == "":
+			s.keepLink(root, l)
+			return member(r.body, "result"), nil
+		case code == "refused", code == "invalid_input", code == "not_found":
+			s.keepLink(root, l)
+			return nil, refuse(code, "%s", clip(r.message(), 500))
+		default:
+			l.conn.close()
+			return nil, fmt.Errorf("%w: %s", errNotServed, clip(r.message(), 200))
+		}
+	}
+}
+
+// dialCheckout gives a connection to the server of a checkout that has proven itself.
+func (s *server) dialCheckout(ctx context.Context, root string) (l *link, reused bool, err error) {
+	m := s.mesh
+	m.mu.Lock()
+	l = m.links[root]
+	delete(m.links, root)
+	m.mu.Unlock()
+	if l != nil {
+		if l.conn.fresh(s.set.timing.read) {
+			return l, true, nil
+		}
+		l.conn.close()
+	}
+	r := readLease(leasePath(root))
+	if !r.held {
+		return nil, false, fmt.Errorf("%w: none is running", errNotServed)
+	}
+	there, err := readCheckout(root)
+	switch {
+	case err != nil || there.commonDir != s.checkout.commonDir:
+		return nil, false, fmt.Errorf("%w: %q is no checkout of this repository now", errNotServed, root)
+	case r.doc.URL == nil:
+		return nil, false, fmt.Errorf("%w: it is starting", errNotServed)
+	case !sameDir(r.doc.Root, root):
+		return nil, false, fmt.Errorf("%w: its lease is for %q", errNotServed, r.doc.Root)
+	}
+	c, _, err := dialServer(ctx, r.doc, s.set.timing.probe)
+	if err != nil {
+		return nil, false, fmt.Errorf("%w: %v", errNotServed, err)
+	}
+	return &link{c, r.doc.Token}, false, nil
+}
+
+func (s *server) keepLink(root string, l *link) {
+	m := s.mesh
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.links == nil || m.links[root] != nil {
+		l.conn.close()
+		return
+	}
+	m.links[root] = l
+}
+
+// handOver hands over what waits for a checkout and tells what became of one delivery. Without an answer in time it is
+// on its way all the same.
+func (s *server) handOver(ctx context.Context, to place, key string) handed {
+	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
+	defer cancel()
+	m := s.mesh
+	result := make(chan handed, 1) // a receive is what became of it
+	m.mu.Lock()
+	m.awaited[key] = result
+	m.mu.Unlock()
+	err := s.flush(ctx, to)
+	m.mu.Lock()
+	delete(m.awaited, key)
+	m.mu.Unlock()
+	select {
+	case h := <-result:
+		return h
+	default:
+	}
+	s.tendSoon()
+	if err == nil {
+		err = errNotServed
+	}
+	return handed{err: err}
+}
+
+// flush hands over everything that waits for a checkout, in order; one goroutine at a time.
+func (s *server) flush(ctx context.Context, to place) error {
+	m := s.mesh
+	m.mu.Lock()
+	lane := m.lanes[to.Root]
+	if lane == nil {
+		lane = make(chan struct{}, 1)
+		m.lanes[to.Root] = lane
+	}
+	m.mu.Unlock()
+	select {
+	case lane <- struct{}{}:
+		defer func() { <-lane }()
+	case <-ctx.Done():
+		return fmt.Errorf("%w: it takes long", errNotServed)
+	}
+	for {
+		o := m.nextFor(to)
+		if o == nil {
+			return nil
+		}
+		if s.gone() {
+			return errNotServed
+		}
+		h := s.deliver(ctx, o)
+		if errors.Is(h.err, errNotServed) {
+			return h.err
+		}
+		if err := s.strike(o, h); err != nil {
+			return err
+		}
+	}
+}
+
+func (m *mesh) nextFor(to place) *outgoing {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, o := range m.state.out {
+		if o.To.Root == to.Root {
+			copied := *o
+			return &copied
+		}
+	}
+	return nil
+}
+
+// deliver has another server apply an entry.
+func (s *server) deliver(ctx context.Context, o *outgoing) handed {
+	root := o.To.Root
+	answer, err := s.callServer(ctx, root, "majordomus/deliver", o.Entry)
+	if errors.Is(err, errNotServed) {
+		if moved := s.movedTo(o.To); moved != "" {
+			answer, err = s.callServer(ctx, moved, "majordomus/deliver", o.Entry)
+		}
+	}
+	if err != nil {
+		return handed{err: err}
+	}
+	var r deliverResult
+	if err := json.Unmarshal(answer, &r); err != nil {
+		return handed{err: fmt.Errorf("%w: its answer makes no sense", errNotServed)}
+	}
+	return handed{note: cleanText(r.Note, 500), closed: r.Closed, full: r.Full}
+}
+
+// movedTo is where a checkout is now that was moved, "" when it was not.
+func (s *server) movedTo(to place) string {
+	if there, err := readCheckout(to.Root); err == nil && there.gitDir == to.GitDir || to.GitDir == "" {
+		return ""
+	}
+	for _, c := range s.siblings() {
+		if there, err := readCheckout(c.root); err == nil && there.gitDir == to.GitDir {
+			return c.root
+		}
+	}
+	return ""
+}
+
+// strike takes a delivery off the list. Who waits for it is told what became of it; when nobody does any more, a failure
+// is told by a notice.
+func (s *server) strike(o *outgoing, h handed) error {
+	m := s.mesh
+	e := &entry{Sent: []string{o.Entry.Key}}
+	how := written
+	m.mu.Lock()
+	result := m.awaited[o.Entry.Key]
+	m.mu.Unlock()
+	failure := ""
+	switch {
+	case h.err != nil:
+		failure = h.err.Error()
+		if o.Entry.Open != nil {
+			e.Close = &closing{ID: o.Entry.Open.ID, By: "refused"}
+		}
+	case h.closed && o.Entry.Close != nil && o.Entry.Close.Letter != nil && o.Entry.Close.Letter.Text != "":
+		failure = errThreadClosed.Error()
+	case len(h.full) > 0:
+		failure = fmt.Sprintf("full: the mailbox of %s", listBoxes(h.full))
+	}
+	if failure != "" && result == nil {
+		e.Store = []letter{s.notice(o.Sender, fmt.Sprintf("not delivered (%s): %s", failure, o.Entry.summary()))}
+	}
+	if failure != "" {
+		how = synced
+	}
+	_, err := m.commit(e, how)
+	if errors.Is(err, errThreadClosed) || errors.Is(err, errNoThread) { // its asker was faster
+		e.Close = nil
+		_, err = m.commit(e, how)
+	}
+	if err == nil && result != nil {
+		result <- h
+	}
+	return err
+}
+
+// summary says to its sender which message an entry is about.
+func (e *entry) summary() string {
+	for i := range e.Store {
+		return fmt.Sprintf("%s #%s %q", e.Store[i].Kind, e.Store[i].ID, clip(e.Store[i].Text, 200))
+	}
+	if e.Close != nil && e.Close.Letter != nil {
+		return fmt.Sprintf("ack #%s %q", e.Close.ID, clip(e.Close.Letter.Text, 200))
+	}
+	return "a message"
+}
+
+// notice is a letter from majordomus itself.
+func (s *server) notice(to boardName, text string) letter {
+	return letter{
+		Ref: randomHex(6), ID: s.mesh.newID("notif"), Kind: "notify", Notice: true,
+		From: address{Box: boardName{"default", "majordomus"}}, To: []boardName{to}, Text: cleanMessage(text), At: millis(),
+	}
+}
+
+// serveDeliver applies what another checkout's server hands over.
+func (s *server) serveDeliver(w http.ResponseWriter, r *http.Request, m message) {
+	e, err := readEntry(m.params)
+	if err == nil {
+		err = deliverable(e)
+	}
+	if err != nil {
+		s.refused(w, r, refuse("invalid_input", "majordomus/deliver: %v", err))
+		return
+	}
+	s.mesh.settled()
+	if !s.holds() {
+		s.refused(w, r, errLeaseLost)
+		return
+	}
+	s.localize(e)
+	done, err := s.mesh.commit(e, synced)
+	switch {
+	case errors.Is(err, errThreadClosed), errors.Is(err, errNoThread):
+		err = nil
+		writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(deliverResult{Closed: true})))
+		return
+	case errors.Is(err, errIDTaken):
+		err = refuse("refused", "the id is taken there: ask again")
+	}
+	if err == nil && !s.holds() {
+		err = errLeaseLost // the same key counts once, here or at the next server
+	}
+	if err != nil {
+		s.refused(w, r, err)
+		return
+	}
+	result := deliverResult{Full: done.full}
+	if done.seen {
+		result.Note = "queued: it was stored there before"
+	}
+	if !done.handed && len(done.stored) == 1 {
+		result.Note = s.whyQueued(done.stored[0], boardName{})
+	}
+	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(result)))
+}
+
+// deliverable refuses what no server has to tell another.
+func deliverable(e *entry) error {
+	switch {
+	case e.Key == "":
+		return errors.New("no key")
+	case e.Name != nil || e.Queue != nil || e.Sent != nil || e.Carry != nil || e.Confirm != nil || e.Move != nil || e.Kept:
+		return errors.New("not a delivery")
+	case e.Open != nil && e.Open.Home == (place{}):
+		return errors.New("a thread without a home")
+	}
+	for i := range e.Store {
+		if l := &e.Store[i]; l.Notice || l.Again || l.Carriers != nil {
+			return errors.New("not a new letter")
+		}
+	}
+	return nil
+}
+
+// localize makes the addresses of this checkout those of this checkout: one that serves its client alone has the same.
+func (s *server) localize(e *entry) {
+	here := func(a *address) {
+		if a.At.Root == s.checkout.root {
+			a.At = place{}
+		}
+	}
+	for i := range e.Store {
+		here(&e.Store[i].From)
+	}
+	if e.Close != nil && e.Close.Letter != nil {
+		here(&e.Close.Letter.From)
+	}
+}
+
+// serveLook answers what another checkout's server asks.
+func (s *server) serveLook(w http.ResponseWriter, r *http.Request, m message) {
+	var p lookParams
+	if len(m.params) > 0 && json.Unmarshal(m.params, &p) != nil {
+		s.refused(w, r, refuse("invalid_input", "majordomus/look: the parameters make no sense"))
+		return
+	}
+	s.mesh.settled()
+	result := lookResult{Peers: s.meshHere()}
+	if p.Thread != "" {
+		s.mesh.mu.Lock()
+		t := s.mesh.state.threads[p.Thread]
+		result.Open = t != nil && t.Closed == 0 && !expired(t.At, millis())
+		s.mesh.mu.Unlock()
+	}
+	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(result)))
+}
+
+// siblings lists the other checkouts of the repository, by git's own files: this is looked up for every message, and
+// starting git takes longer than all the rest. Alone, this checkout's own server is a sibling too.
+func (s *server) siblings() []listed {
+	c := s.checkout
+	if c.root == "" {
+		return nil
+	}
+	list := []listed{c.listed()}
+	if hasEntries(filepath.Join(c.commonDir, "worktrees")) {
+		var records []worktreeRecord
+		for i, path := range registeredWorktrees(c.commonDir) {
+			r := worktreeRecord{path: path}
+			if i == 0 {
+				r.bare, _ = coreConfig(c.commonDir)
+			}
+			records = append(records, r)
+		}
+		list = c.placeRecords(records, nil).checkouts
+	}
+	return slices.DeleteFunc(list, func(l listed) bool { return l.root == c.root && s.lease != nil })
+}
+
+// meshEverywhere lists who can be written to in the repository, this checkout first, and the checkouts that could not
+// be asked: of those it lists whom their journal names, since what is sent to them waits here.
+func (s *server) meshEverywhere(ctx context.Context) (list []meshPeer, silent []string) {
+	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
+	defer cancel()
+	list = s.meshHere()
+	siblings := s.siblings()
+	there := make([][]meshPeer, len(siblings))
+	failed := make([]error, len(siblings))
+	var group errgroup.Group
+	group.SetLimit(gatherTogether)
+	for i, c := range siblings {
+		group.Go(func() error {
+			there[i], failed[i] = s.meshAt(ctx, c.root)
+			return nil
+		})
+	}
+	group.Wait()
+	for i, c := range siblings {
+		list = append(list, there[i]...)
+		if failed[i] != nil {
+			silent = append(silent, fmt.Sprintf("%s: %v", c.root, failed[i]))
+		} else if s.mesh.waitsFor(c.root) {
+			s.tendSoon()
+		}
+	}
+	return list, silent
+}
+
+// meshAt asks the server of one checkout, or its journal. An error means that there is a server and it did not answer.
+func (s *server) meshAt(ctx context.Context, root string) ([]meshPeer, error) {
+	answer, err := s.callServer(ctx, root, "majordomus/look", lookParams{})
+	var r lookResult
+	if err == nil && json.Unmarshal(answer, &r) == nil {
+		for i := range r.Peers {
+			r.Peers[i].tame(root)
+		}
+		return r.Peers, nil
+	}
+	st := newStore()
+	readJournal(journalPath(root), st)
+	var list []meshPeer
+	for _, held := range st.names {
+		list = append(list, s.offlinePeer(held, root))
+	}
+	if !readLease(leasePath(root)).held {
+		err = nil
+	}
+	return list, err
+}
+
+func (m *mesh) waitsFor(root string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.ContainsFunc(m.state.out, func(o *outgoing) bool { return o.To.Root == root })
+}
+
+// tendSoon has somebody look after what waits and what lapses, if there is any.
+func (s *server) tendSoon() {
+	m := s.mesh
+	m.mu.Lock()
+	if !m.tendOn && s.lease != nil && !s.gone() {
+		m.tendOn = true
+		m.tending.Go(s.tendMesh)
+	}
+	m.mu.Unlock()
+	select {
+	case m.tend <- struct{}{}:
+	default:
+	}
+}
+
+// tendMesh hands over what waits for other checkouts, at most every tendTime or when a server was seen there, and closes
+// threads that lapse. It ends with the server.
+func (s *server) tendMesh() {
+	ctx, cancel := context.WithCancel(s.calls)
+	defer cancel()
+	s.mesh.tending.Go(func() { // ends with the server
+		<-s.ending
+		cancel()
+	})
+	s.mesh.settled()
+	t := time.NewTimer(tendTime)
+	defer t.Stop()
+	for {
+		next := s.lapse()
+		if s.flushAll(ctx) {
+			next = tendTime
+		}
+		t.Reset(next)
+		select {
+		case <-s.ending:
+			return
+		case <-t.C:
+		case <-s.mesh.tend:
+		}
+	}
+}
+
+// flushAll hands over what it can and says whether anything is left.
+func (s *server) flushAll(ctx context.Context) bool {
+	var places []place
+	s.mesh.mu.Lock()
+	for _, o := range s.mesh.state.out {
+		if !slices.ContainsFunc(places, func(p place) bool { return p.Root == o.To.Root }) {
+			places = append(places, o.To)
+		}
+	}
+	s.mesh.mu.Unlock()
+	var group errgroup.Group
+	group.SetLimit(gatherTogether)
+	for _, to := range places {
+		group.Go(func() error {
+			ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe+tendTime)
+			defer cancel()
+			s.flush(ctx, to)
+			return nil
+		})
+	}
+	group.Wait()
+	s.mesh.mu.Lock()
+	defer s.mesh.mu.Unlock()
+	return len(s.mesh.state.out) > 0
+}
+
+// lapse closes the threads that nobody has answered in time, tells their askers, and says when to look again.
+func (s *server) lapse() time.Duration {
+	m := s.mesh
+	m.mu.Lock()
+	late, next := m.state.lapsed(millis())
+	var due []thread
+	for _, t := range late {
+		due = append(due, *t)
+	}
+	m.mu.Unlock()
+	for _, t := range due {
+		told := s.notice(t.From.Box, fmt.Sprintf("your ask #%s to @%s has lapsed: nobody answered within %v: %q", t.ID, t.To.Box.name, keepTime, t.Text))
+		if _, err := m.commit(&entry{Close: &closing{ID: t.ID, By: "lapse", Letter: &told}}, synced); err != nil && !errors.Is(err, errThreadClosed) {
+			return time.Minute
+		}
+	}
+	if next == 0 {
+		return keepTime
+	}
+	return max(time.Second, time.Until(time.UnixMilli(next).Add(keepTime)))
+}
+
+func listBoxes(boxes []boardName) string {
+	var b bytes.Buffer
+	for i, box := range boxes {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(box.name)
+	}
+	return b.String()
+}

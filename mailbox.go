@@ -1,0 +1,602 @@
+package main
+
+// What the mesh remembers: names, mailboxes, threads, and what is on its way to other checkouts.
+//
+// All of it changes by entries, one after the other, and by nothing that an entry does not say: an entry is written to
+// the journal first and applied afterwards, so applying what the journal holds gives the same state again. That is why
+// apply looks at no clock but the entry's own, and refuses by what it finds, not by what the caller found before: of two
+// answers to one question the first in the journal is the one that counts, today and after a crash.
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	keepTime     = 24 * time.Hour // of messages, threads, names of peers that have left, keys of deliveries
+	mailboxLimit = 1000           // messages in a mailbox, on the way to one, and open asks of a peer
+	textLimit    = 16384          // bytes of a message
+	namesLimit   = 4096           // names that are remembered
+)
+
+// boardName has one spelling as text, circle/name: neither may hold a slash.
+func (n boardName) MarshalText() ([]byte, error) { return []byte(n.circle + "/" + n.name), nil }
+
+func (n *boardName) UnmarshalText(text []byte) error {
+	circle, name, _ := strings.Cut(string(text), "/")
+	*n = boardName{circle, name}
+	if circle == "" || name == "" || cleanName(circle, "") != circle || cleanName(name, "") != name {
+		return fmt.Errorf("%.80q is no name in a circle", text)
+	}
+	return nil
+}
+
+// place is a checkout of the repository; the zero place is this one.
+type place struct {
+	Root   string `json:"root"`
+	GitDir string `json:"git_dir,omitempty"` // which stays the same when the checkout is moved
+}
+
+// address is where a letter comes from or goes to.
+type address struct {
+	Box boardName `json:"box"`
+	At  place     `json:"at,omitzero"`
+}
+
+// letter is one message in a mailbox or on its way there.
+type letter struct {
+	Ref       string      `json:"ref"` // names it in the journal: an ask and the ack to it have one id
+	ID        string      `json:"id"`
+	Kind      string      `json:"kind"` // ask, ack, notify, broadcast
+	From      address     `json:"from"`
+	To        []boardName `json:"to"` // mailboxes of the checkout it goes to; one, once it is there
+	Text      string      `json:"text,omitempty"`
+	At        int64       `json:"at"` // when it was sent; all times here are milliseconds since 1970
+	Follows   string      `json:"follows,omitempty"`
+	Scheduled string      `json:"scheduled,omitempty"` // what its header says of the schedule that sent it
+	Notice    bool        `json:"notice,omitempty"`    // from majordomus itself, about the recipient's own messages
+	Again     bool        `json:"again,omitempty"`     // it was in an answer that may not have arrived
+	Carriers  []int64     `json:"carriers,omitempty"`  // the parcels that carried it
+	held      int64       // the parcel it is in now; not in the journal
+}
+
+// thread is an ask and whether it is still open. Its home is the asker's checkout; the recipient's keeps a copy.
+type thread struct {
+	ID     string  `json:"id"`
+	From   address `json:"from"`
+	To     address `json:"to"`
+	Text   string  `json:"text"` // the beginning, for lists
+	At     int64   `json:"at"`
+	Home   place   `json:"home,omitzero"`
+	Closed int64   `json:"closed,omitempty"`
+	By     string  `json:"by,omitempty"`
+}
+
+// closing closes a thread if it is still open.
+type closing struct {
+	ID     string  `json:"id"`
+	By     string  `json:"by"` // asker, recipient, lapse, refused
+	Letter *letter `json:"letter,omitempty"`
+}
+
+// nameRecord is a name that somebody holds, or held until he left.
+type nameRecord struct {
+	Box         boardName `json:"box"`
+	Identity    string    `json:"identity,omitempty"` // only what was proven
+	Own         bool      `json:"own,omitempty"`      // the server's own client, which dies with it
+	Peer        peerID    `json:"peer,omitempty"`
+	Role        string    `json:"role"`
+	Client      string    `json:"client,omitempty"`
+	Description string    `json:"description,omitempty"`
+	Described   int64     `json:"described,omitempty"`
+	Seen        int64     `json:"seen"`
+	Left        int64     `json:"left,omitempty"` // 0: it is held
+}
+
+// outgoing is what another checkout's server is to apply, once, whenever it can be reached.
+type outgoing struct {
+	To     place     `json:"to"`
+	Sender boardName `json:"sender"` // who is told when it is refused
+	Entry  entry     `json:"entry"`  // with the key by which it is stored once
+}
+
+// carriage is a parcel that was given out: the letters of one answer.
+type carriage struct {
+	Number int64     `json:"number"` // random: a bridge may confirm it to the next server
+	Box    boardName `json:"box"`
+	Refs   []string  `json:"refs"`
+}
+
+// move makes one mailbox of two: a worker that resumed its work under its old name brings along what came meanwhile.
+type move struct {
+	From boardName `json:"from"`
+	To   boardName `json:"to"`
+}
+
+// entry is one line of the journal. It is applied whole or not at all.
+type entry struct {
+	At      int64       `json:"at"`
+	Key     string      `json:"key,omitempty"` // of a delivery from another server: it counts once
+	Name    *nameRecord `json:"name,omitempty"`
+	Open    *thread     `json:"open,omitempty"`
+	Close   *closing    `json:"close,omitempty"`
+	Store   []letter    `json:"store,omitempty"`
+	Queue   []outgoing  `json:"queue,omitempty"`
+	Sent    []string    `json:"sent,omitempty"` // keys of outgoing that are done with
+	Carry   *carriage   `json:"carry,omitempty"`
+	Confirm []int64     `json:"confirm,omitempty"`
+	Move    *move       `json:"move,omitempty"`
+	Kept    bool        `json:"kept,omitempty"` // from a journal written anew: it was accepted before, whatever the limits
+}
+
+var (
+	errNoThread     = errors.New("there is no such thread")
+	errThreadClosed = errors.New("the thread is closed already")
+	errIDTaken      = errors.New("the id is taken")
+)
+
+// applied is what an entry came to.
+type applied struct {
+	seen   bool        // its key was known: it had been applied before
+	stored []boardName // mailboxes that have got a letter
+	full   []boardName // mailboxes that could not take one
+	handed bool        // somebody waited for it and has it by now
+}
+
+// store is everything the journal keeps. Whoever uses it holds the mutex of the mesh.
+type store struct {
+	names   map[boardName]*nameRecord
+	boxes   map[boardName][]*letter // in the order of arrival
+	threads map[string]*thread
+	out     []*outgoing // in the order they were sent
+	keys    map[string]int64
+	carried map[int64]*carriage // not confirmed
+	swept   int64
+}
+
+func newStore() *store {
+	return &store{
+		names: map[boardName]*nameRecord{}, boxes: map[boardName][]*letter{}, threads: map[string]*thread{},
+		keys: map[string]int64{}, carried: map[int64]*carriage{},
+	}
+}
+
+func expired(at, now int64) bool { return now-at >= keepTime.Milliseconds() }
+
+// apply changes the state as the entry says, or not at all.
+func (st *store) apply(e *entry) (done applied, err error) {
+	st.sweep(e.At)
+	if at, ok := st.keys[e.Key]; ok && !expired(at, e.At) {
+		return applied{seen: true}, nil
+	}
+	if err := st.check(e); err != nil {
+		return done, err
+	}
+	if e.Key != "" {
+		st.keys[e.Key] = e.At
+	}
+	if e.Name != nil {
+		record := *e.Name
+		st.names[record.Box] = &record
+	}
+	if e.Close != nil {
+		st.close(e, &done)
+	}
+	if e.Open != nil {
+		t := *e.Open
+		st.threads[t.ID] = &t
+	}
+	for i := range e.Store {
+		st.put(&e.Store[i], e.At, e.Kept, &done)
+	}
+	for i := range e.Queue {
+		o := e.Queue[i]
+		st.out = append(st.out, &o)
+	}
+	if len(e.Sent) > 0 {
+		st.out = slices.DeleteFunc(st.out, func(o *outgoing) bool { return slices.Contains(e.Sent, o.Entry.Key) })
+	}
+	if e.Carry != nil {
+		st.carry(e.Carry)
+	}
+	for _, n := range e.Confirm {
+		st.confirm(n)
+	}
+	if e.Move != nil {
+		st.move(*e.Move)
+	}
+	return done, nil
+}
+
+// check finds whatever would keep an entry from being applied whole.
+func (st *store) check(e *entry) error {
+	if e.Close != nil {
+		t := st.threads[e.Close.ID]
+		switch {
+		case t == nil:
+			return errNoThread
+		case t.Closed != 0:
+			return errThreadClosed
+		case e.Close.By == "recipient" && !e.Kept && e.Close.Letter != nil && t.Home == place{} && st.count(t.From.Box, e.At) >= mailboxLimit:
+			return mailboxFull(t.From.Box)
+		}
+	}
+	if e.Open != nil {
+		if st.threads[e.Open.ID] != nil {
+			return errIDTaken
+		}
+		if !e.Kept && e.Open.Home == (place{}) && st.openAsks(e.Open.From.Box) >= mailboxLimit {
+			return refuse("refused", "%q has %d open asks, the most a peer may: ack those that no longer matter", e.Open.From.Box.name, mailboxLimit)
+		}
+	}
+	if e.Kept {
+		return nil
+	}
+	// A message to one is refused when there is no room; one to many reaches those who have room.
+	if len(e.Store) == 1 && len(e.Store[0].To) == 1 && !e.Store[0].Notice && st.count(e.Store[0].To[0], e.At) >= mailboxLimit {
+		return mailboxFull(e.Store[0].To[0])
+	}
+	for i := range e.Queue {
+		if st.onTheWay(e.Queue[i].To) >= mailboxLimit {
+			return refuse("refused", "%d messages to %q wait for a server there, the most that may: nothing was stored", mailboxLimit, e.Queue[i].To.Root)
+		}
+	}
+	return nil
+}
+
+func mailboxFull(box boardName) error {
+	return refuse("refused", "the mailbox of %q is full: %d messages wait there until it reads them; nothing was stored", box.name, mailboxLimit)
+}
+
+// count is how many messages wait in a mailbox, those from majordomus itself apart.
+func (st *store) count(box boardName, now int64) int {
+	n := 0
+	if len(st.boxes[box]) >= mailboxLimit { // the common case is cheap
+		for _, l := range st.boxes[box] {
+			if !l.Notice && !expired(l.At, now) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (st *store) openAsks(box boardName) int {
+	n := 0
+	if len(st.threads) >= mailboxLimit {
+		for _, t := range st.threads {
+			if t.Closed == 0 && t.Home == (place{}) && t.From.Box == box {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (st *store) onTheWay(to place) int {
+	n := 0
+	if len(st.out) >= mailboxLimit {
+		for _, o := range st.out {
+			if o.To.Root == to.Root {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// put lays a letter into each of its mailboxes that has room; where it must, also into a full one.
+func (st *store) put(l *letter, now int64, must bool, done *applied) {
+	for _, box := range l.To {
+		if !must && !l.Notice && st.count(box, now) >= mailboxLimit {
+			done.full = append(done.full, box)
+			continue
+		}
+		one := *l
+		one.To = []boardName{box}
+		one.Again = one.Again || len(one.Carriers) > 0
+		st.boxes[box] = append(st.boxes[box], &one)
+		done.stored = append(done.stored, box)
+		for _, n := range one.Carriers { // from a compacted journal
+			if st.carried[n] == nil {
+				st.carried[n] = &carriage{Number: n, Box: box}
+			}
+			st.carried[n].Refs = append(st.carried[n].Refs, one.Ref)
+		}
+	}
+}
+
+// close closes the thread that check has found open, and tells the other side, where that is here. An ask that its
+// asker withdraws before anybody has fetched it is never seen.
+func (st *store) close(e *entry, done *applied) {
+	t := st.threads[e.Close.ID]
+	t.Closed, t.By = e.At, e.Close.By
+	l := e.Close.Letter
+	if l == nil {
+		return
+	}
+	told := *l
+	switch e.Close.By {
+	case "asker":
+		if t.To.At != (place{}) || st.retract(t) {
+			return
+		}
+		told.To = []boardName{t.To.Box}
+	default:
+		if t.Home != (place{}) {
+			return
+		}
+		told.To = []boardName{t.From.Box}
+	}
+	st.put(&told, e.At, e.Close.By == "asker", done)
+}
+
+func (st *store) retract(t *thread) bool {
+	letters := st.boxes[t.To.Box]
+	i := slices.IndexFunc(letters, func(l *letter) bool { return l.Kind == "ask" && l.ID == t.ID })
+	if i < 0 || letters[i].held != 0 || letters[i].Carriers != nil {
+		return false
+	}
+	st.boxes[t.To.Box] = slices.Delete(letters, i, i+1)
+	return true
+}
+
+func (st *store) carry(c *carriage) {
+	kept := carriage{Number: c.Number, Box: c.Box}
+	for _, l := range st.boxes[c.Box] {
+		if slices.Contains(c.Refs, l.Ref) {
+			l.Carriers = append(slices.Clip(l.Carriers), c.Number)
+			kept.Refs = append(kept.Refs, l.Ref)
+		}
+	}
+	if kept.Refs != nil {
+		st.carried[c.Number] = &kept
+	}
+}
+
+func (st *store) confirm(n int64) {
+	c := st.carried[n]
+	if c == nil {
+		return
+	}
+	delete(st.carried, n)
+	st.setBox(c.Box, slices.DeleteFunc(st.boxes[c.Box], func(l *letter) bool { return slices.Contains(c.Refs, l.Ref) }))
+}
+
+func (st *store) setBox(box boardName, letters []*letter) {
+	if len(letters) == 0 {
+		delete(st.boxes, box)
+		return
+	}
+	st.boxes[box] = letters
+}
+
+func (st *store) move(m move) {
+	if letters := st.boxes[m.From]; letters != nil {
+		for _, l := range letters {
+			l.To = []boardName{m.To}
+		}
+		all := append(st.boxes[m.To], letters...)
+		slices.SortStableFunc(all, func(a, b *letter) int { return cmp.Compare(a.At, b.At) })
+		st.boxes[m.To] = all
+		delete(st.boxes, m.From)
+	}
+	for _, c := range st.carried {
+		if c.Box == m.From {
+			c.Box = m.To
+		}
+	}
+	for _, t := range st.threads {
+		for _, side := range []*address{&t.From, &t.To} {
+			if side.At == (place{}) && side.Box == m.From {
+				side.Box = m.To
+			}
+		}
+	}
+	for _, o := range st.out {
+		if o.Sender == m.From {
+			o.Sender = m.To
+		}
+	}
+}
+
+// sweep forgets what has been kept for long enough. An open thread whose home is here is not forgotten: it lapses, which
+// its asker is told.
+func (st *store) sweep(now int64) {
+	if now-st.swept < time.Minute.Milliseconds() {
+		return
+	}
+	st.swept = now
+	for box, letters := range st.boxes {
+		st.setBox(box, slices.DeleteFunc(letters, func(l *letter) bool { return expired(l.At, now) }))
+	}
+	maps.DeleteFunc(st.keys, func(_ string, at int64) bool { return expired(at, now) })
+	maps.DeleteFunc(st.threads, func(_ string, t *thread) bool {
+		return t.Closed != 0 && expired(t.Closed, now) || t.Home != (place{}) && expired(t.At, now)
+	})
+	st.out = slices.DeleteFunc(st.out, func(o *outgoing) bool { return expired(o.Entry.At, now) })
+	st.sweepCarried()
+	maps.DeleteFunc(st.names, func(box boardName, r *nameRecord) bool {
+		return r.Left != 0 && expired(r.Left, now) && st.boxes[box] == nil
+	})
+	for len(st.names) > namesLimit {
+		oldest := (*nameRecord)(nil)
+		for box, r := range st.names {
+			if r.Left != 0 && st.boxes[box] == nil && (oldest == nil || r.Left < oldest.Left || r.Left == oldest.Left && r.Box.name < oldest.Box.name) {
+				oldest = r
+			}
+		}
+		if oldest == nil {
+			return
+		}
+		delete(st.names, oldest.Box)
+	}
+}
+
+// sweepCarried forgets the parcels of which nothing is left.
+func (st *store) sweepCarried() {
+	there := map[string]bool{}
+	for _, letters := range st.boxes {
+		for _, l := range letters {
+			if l.Carriers != nil {
+				there[l.Ref] = true
+			}
+		}
+	}
+	maps.DeleteFunc(st.carried, func(_ int64, c *carriage) bool {
+		return !slices.ContainsFunc(c.Refs, func(ref string) bool { return there[ref] })
+	})
+}
+
+// lapsed lists the open threads of this checkout that have been open for too long.
+func (st *store) lapsed(now int64) (late []*thread, next int64) {
+	for _, t := range st.threads {
+		switch {
+		case t.Closed != 0 || t.Home != (place{}):
+		case expired(t.At, now):
+			late = append(late, t)
+		case next == 0 || t.At < next:
+			next = t.At
+		}
+	}
+	return late, next
+}
+
+// entries gives what makes the same state out of nothing, for a journal that is written anew.
+func (st *store) entries(each func(*entry)) {
+	for _, r := range st.names {
+		each(&entry{At: st.swept, Name: r})
+	}
+	for _, t := range st.threads {
+		each(&entry{At: st.swept, Kept: true, Open: t})
+	}
+	for _, letters := range st.boxes {
+		for _, l := range letters {
+			each(&entry{At: st.swept, Kept: true, Store: []letter{*l}})
+		}
+	}
+	for _, o := range st.out {
+		each(&entry{At: st.swept, Kept: true, Queue: []outgoing{*o}})
+	}
+	for key, at := range st.keys {
+		each(&entry{At: at, Key: key})
+	}
+}
+
+// vital says whether the state holds more than names: what somebody was promised.
+func (st *store) vital() bool {
+	return len(st.boxes) > 0 || len(st.threads) > 0 || len(st.out) > 0 || len(st.keys) > 0
+}
+
+var (
+	messageID = regexp.MustCompile(`^(ask|notif|sched)-[0-9a-f]{8}$`)
+	keyForm   = regexp.MustCompile(`^[0-9a-f]{32}$`)
+)
+
+// readEntry reads a line of a journal, or what another server delivers. What this program would not have written is
+// an error, so that nothing in a mailbox can look like more than one message.
+func readEntry(line []byte) (*entry, error) {
+	e := new(entry)
+	if err := json.Unmarshal(line, e); err != nil {
+		return nil, err
+	}
+	return e, e.valid()
+}
+
+func (e *entry) valid() error {
+	if e.At < 0 || e.Key != "" && !keyForm.MatchString(e.Key) {
+		return fmt.Errorf("bad time %d or key %.40q", e.At, e.Key)
+	}
+	for i := range e.Store {
+		if err := e.Store[i].valid(); err != nil {
+			return err
+		}
+		if len(e.Store[i].To) == 0 {
+			return errors.New("a letter to nobody")
+		}
+	}
+	if e.Close != nil && e.Close.Letter != nil {
+		if err := e.Close.Letter.valid(); err != nil {
+			return err
+		}
+	}
+	if e.Open != nil {
+		if err := e.Open.valid(); err != nil {
+			return err
+		}
+	}
+	if e.Name != nil && !e.Name.Box.valid() {
+		return errors.New("a record of no name")
+	}
+	if e.Move != nil && !(e.Move.From.valid() && e.Move.To.valid()) || e.Carry != nil && !e.Carry.Box.valid() {
+		return errors.New("a mailbox without a name")
+	}
+	for i := range e.Queue {
+		if err := e.Queue[i].Entry.valid(); err != nil {
+			return err
+		}
+		if e.Queue[i].To == (place{}) || e.Queue[i].Entry.Key == "" || len(e.Queue[i].Entry.Queue) > 0 {
+			return errors.New("a delivery to nowhere")
+		}
+	}
+	return nil
+}
+
+// valid is false for what no JSON has set.
+func (n boardName) valid() bool { return n.circle != "" && n.name != "" }
+
+func (l *letter) valid() error {
+	switch {
+	case l.Ref == "" || !messageID.MatchString(l.ID) || l.Follows != "" && !messageID.MatchString(l.Follows):
+		return fmt.Errorf("bad id %.40q", l.ID)
+	case !slices.Contains([]string{"ask", "ack", "notify", "broadcast"}, l.Kind):
+		return fmt.Errorf("bad kind %.40q", l.Kind)
+	case len(l.Text) > 3*textLimit || l.Text != cleanMessage(l.Text) || !oneLine(l.Scheduled): // cleaning may make it longer
+		return errors.New("a text that was not cleaned")
+	case !l.From.Box.valid() || slices.ContainsFunc(l.To, func(to boardName) bool { return !to.valid() }):
+		return errors.New("a letter without names")
+	}
+	return nil
+}
+
+func (t *thread) valid() error {
+	if !messageID.MatchString(t.ID) || !t.From.Box.valid() || !t.To.Box.valid() || t.Text != cleanMessage(t.Text) {
+		return fmt.Errorf("bad thread %.40q", t.ID)
+	}
+	return nil
+}
+
+// cleanMessage leaves a text as it is, but for what could steer a terminal or turn the direction in which it is read:
+// that becomes visible. Lines end with a newline only.
+func cleanMessage(s string) string {
+	if !utf8.ValidString(s) {
+		s = strings.ToValidUTF8(s, "\uFFFD")
+	}
+	if strings.ContainsRune(s, '\r') {
+		s = strings.ReplaceAll(strings.ReplaceAll(s, "\r\n", "\n"), "\r", "\n")
+	}
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\n' || r == '\t':
+			return r
+		case r == '\u2028' || r == '\u2029' || r == '\u0085':
+			return '\n'
+		case r < ' ' || r >= 0x7f && r <= 0x9f, steersText(r):
+			return '\uFFFD'
+		}
+		return r
+	}, s)
+}
+
+// steersText is true of the invisible characters that reorder what is shown.
+func steersText(r rune) bool {
+	return r >= '\u202a' && r <= '\u202e' || r >= '\u2066' && r <= '\u2069'
+}

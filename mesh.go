@@ -1,0 +1,247 @@
+package main
+
+// The mesh: peers write to each other. This file is what a server keeps for it at run time; mailbox.go is the state
+// that outlives the server, journal.go the file, talk.go the tools, inbox.go the way of a message to its reader,
+// deliver.go the way to another checkout.
+//
+// Order of locks: server.mu and board.mu may be held when mesh.mu is taken, never the other way round.
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// nameGrace is how long after a take-over the names of the peers of the server before are kept for them.
+const nameGrace = 10 * time.Second
+
+// human is who speaks over plain HTTP with the lease's token.
+var human = boardName{"default", "human"}
+
+type mesh struct {
+	log     *slog.Logger
+	journal *journal // nil: nothing outlives this process
+
+	mu        sync.Mutex
+	state     *store
+	parcels   map[int64]*parcel             // given out and not settled
+	readers   map[boardName][]chan struct{} // who waits for the next letter; a receive means that there may be one
+	working   map[peerID]int                // calls in flight
+	kept      map[boardName]string          // names that belong to the identities that held them, until keptUntil
+	keptUntil time.Time
+	humanSeen time.Time
+	awaited   map[string]chan handed // by key: who waits for a delivery to be settled
+	lanes     map[string]chan struct{}
+	links     map[string]*link // idle connections to other servers, by root
+
+	tend    chan struct{} // a receive means that something may have to be handed over or to lapse
+	tending sync.WaitGroup
+	tendOn  bool
+}
+
+func newMesh(log *slog.Logger) *mesh {
+	return &mesh{
+		log: log, state: newStore(),
+		parcels: map[int64]*parcel{}, readers: map[boardName][]chan struct{}{}, working: map[peerID]int{},
+		awaited: map[string]chan handed{}, lanes: map[string]chan struct{}{}, links: map[string]*link{},
+		tend: make(chan struct{}, 1),
+	}
+}
+
+// openMesh reads what the servers before this one left, and begins to write. The lease is in place.
+func (s *server) openMesh() {
+	m := s.mesh
+	path := journalPath(s.checkout.root)
+	r := readJournal(path, m.state)
+	if text := r.String(); text != "" {
+		s.log.Warn(fmt.Sprintf("the journal %s/%s %s", leaseDir, journalName, text))
+	}
+	for _, letters := range m.state.boxes {
+		for _, l := range letters {
+			l.Again = l.Again || l.Carriers != nil
+		}
+	}
+	now := time.Now()
+	m.kept, m.keptUntil = map[boardName]string{}, now.Add(nameGrace)
+	for box, held := range m.state.names {
+		if held.Left != 0 {
+			continue
+		}
+		held.Left = max(held.Seen, 1)
+		// The client of the server itself died with it, and cannot want its name back.
+		if held.Identity != "" && !held.Own {
+			m.kept[box] = held.Identity
+		}
+	}
+	m.journal = &journal{root: s.checkout.root, path: path, lease: s.lease, log: s.log, apply: m.applyAll, state: m.everything}
+	m.journal.start(r.found)
+	if len(m.state.out) > 0 || len(m.state.threads) > 0 {
+		s.tendSoon()
+	}
+}
+
+// closeMesh ends what the mesh does by itself and writes what is still to be written.
+func (s *server) closeMesh() {
+	m := s.mesh
+	m.tending.Wait()
+	if m.journal != nil {
+		m.journal.close()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.links {
+		l.conn.close()
+	}
+	m.links = nil
+}
+
+// settled waits until what an earlier server left is in a file of this server's own: before that nothing is answered.
+func (m *mesh) settled() {
+	if m.journal != nil {
+		<-m.journal.ready
+	}
+}
+
+func millis() int64 { return time.Now().UnixMilli() }
+
+// commit makes an entry count.
+func (m *mesh) commit(e *entry, how durability) (applied, error) {
+	e.At = millis()
+	if m.journal == nil {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.applyLocked(e)
+	}
+	c := &commit{entry: e, how: how, done: make(chan struct{})}
+	m.journal.submit(c)
+	if how == loose {
+		return applied{}, nil
+	}
+	<-c.done
+	return c.out, c.err
+}
+
+func (m *mesh) applyAll(batch []*commit) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range batch {
+		if c.err == nil && c.entry != nil {
+			c.out, c.err = m.applyLocked(c.entry)
+		}
+	}
+}
+
+func (m *mesh) applyLocked(e *entry) (applied, error) {
+	done, err := m.state.apply(e)
+	for _, box := range done.stored {
+		done.handed = done.handed || len(m.readers[box]) > 0
+		m.wakeLocked(box)
+	}
+	return done, err
+}
+
+func (m *mesh) wakeLocked(box boardName) {
+	for _, r := range m.readers[box] {
+		select {
+		case r <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// everything gives the entries of the present state.
+func (m *mesh) everything(each func(*entry)) (vital bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.state.sweep(millis())
+	m.state.entries(each)
+	return m.state.vital()
+}
+
+// nameChanged notes that a name has been taken or left. The board's mutex is held, which keeps the order.
+func (m *mesh) nameChanged(r nameRecord) {
+	m.commit(&entry{Name: &r}, loose)
+}
+
+// reserved says whether a free name is not for this peer: another's who may come back for it, the human's, or one whose
+// mailbox holds what a stranger must not read.
+func (m *mesh) reserved(at boardName, who boardIdentity) bool {
+	if m.journal == nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if at == human || who.unverified && m.state.boxes[at] != nil {
+		return true
+	}
+	identity, ok := m.kept[at]
+	return ok && time.Now().Before(m.keptUntil) && (who.unverified || identity != who.text)
+}
+
+// actor is who acts in a call.
+type actor struct {
+	box     boardName
+	role    string
+	session *session // nil for the human
+}
+
+func (a actor) crosses() bool { return a.role != "agent" }
+
+type humanKey struct{}
+
+// asHuman marks a call as coming over plain HTTP with the token.
+func asHuman(ctx context.Context) context.Context { return context.WithValue(ctx, humanKey{}, true) }
+
+// actor finds out who calls.
+func (s *server) actor(ctx context.Context) (actor, error) {
+	if n := callerOf(ctx); n != nil {
+		if who, ok := s.board.who(n.peer); ok {
+			return actor{who.box, who.role, n}, nil
+		}
+	}
+	if ctx.Value(humanKey{}) == nil {
+		return actor{}, refuse("refused", "this call comes from nobody on the board: connect as an MCP client, through majordomus mcp or with initialize at /mcp, and call in that session")
+	}
+	m := s.mesh
+	m.mu.Lock()
+	m.humanSeen = time.Now()
+	known := m.state.names[human]
+	m.mu.Unlock()
+	if now := millis(); known == nil || now-known.Left > time.Minute.Milliseconds() {
+		m.commit(&entry{Name: &nameRecord{Box: human, Role: "human", Seen: now, Left: now}}, loose)
+	}
+	return actor{box: human, role: "human"}, nil
+}
+
+// newID makes an id that no message or thread here has.
+func (m *mesh) newID(kind string) string {
+	for {
+		id := kind + "-" + randomHex(4)
+		m.mu.Lock()
+		taken := m.state.threads[id] != nil
+		m.mu.Unlock()
+		if !taken {
+			return id
+		}
+	}
+}
+
+// randomNumber is what a parcel is called. It is hard to guess, and exact in every language's numbers.
+func randomNumber() int64 {
+	var b [8]byte
+	rand.Read(b[:])
+	return int64(binary.LittleEndian.Uint64(b[:])>>12) | 1
+}
+
+// work counts the calls of a peer that are in flight.
+func (m *mesh) work(id peerID, n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.working[id] += n; m.working[id] == 0 {
+		delete(m.working, id)
+	}
+}

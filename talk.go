@@ -1,0 +1,733 @@
+package main
+
+// The tools by which peers write to each other, and the look-up of whom a name means.
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+)
+
+const (
+	describeTime = 15 * time.Minute // how long the description of a peer that has left is shown
+	listingLimit = 24000            // characters of a text listing
+)
+
+type askInput struct {
+	Peer    string `json:"peer_name" required:"true" doc:"name or peer_id of the recipient"`
+	Query   string `json:"query" required:"true" doc:"the question, at most 16384 bytes"`
+	ReplyTo string `json:"reply_to" doc:"id of an open thread of yours that this ask follows up and closes"`
+	Circle  string `json:"circle" doc:"circle of the recipient, when two peers share the name"`
+}
+
+type ackInput struct {
+	ID      string `json:"correlation_id" required:"true" doc:"id of the ask"`
+	Message string `json:"message" doc:"the answer; without one the ack says: seen, nothing to do"`
+}
+
+type notifyInput struct {
+	Peer    string `json:"peer_name" required:"true" doc:"name or peer_id of the recipient"`
+	Message string `json:"message" required:"true" doc:"the message, at most 16384 bytes"`
+	Circle  string `json:"circle" doc:"circle of the recipient, when two peers share the name"`
+}
+
+type broadcastInput struct {
+	Message string `json:"message" required:"true" doc:"the message, at most 16384 bytes"`
+}
+
+type listPeersInput struct {
+	Offline bool `json:"show_offline" doc:"also the peers that have left" default:"false"`
+	Self    bool `json:"include_self" doc:"also the caller" default:"false"`
+}
+
+type noInput struct{}
+
+type describeInput struct {
+	Description string `json:"description" required:"true" doc:"what you are working on, at most 500 characters; empty clears it"`
+}
+
+// sentOutput is the answer to what has been sent: the tool's text is the id alone.
+type sentOutput struct {
+	ID   string `json:"id" doc:"of the thread or the message"`
+	Note string `json:"note,omitempty" doc:"why it was not delivered at once, or what else there is to know"`
+}
+
+func (o sentOutput) blocks() []string { return withNote(o.ID, o.Note) }
+
+// saidOutput is the answer of a tool that says a sentence.
+type saidOutput struct {
+	Text string `json:"text" doc:"what was done"`
+	Note string `json:"note,omitempty" doc:"what else there is to know"`
+}
+
+func (o saidOutput) blocks() []string { return withNote(o.Text, o.Note) }
+
+// meshPeer is a row of list_peers; its fields are the columns, in order.
+type meshPeer struct {
+	PeerID      string `json:"peer_id" doc:"unique in the repository"`
+	Name        string `json:"name" doc:"the name by which others address it"`
+	Project     string `json:"project" doc:"name of the repository's main directory"`
+	Circle      string `json:"circle" doc:"the circle it belongs to"`
+	Role        string `json:"role" doc:"agent, orchestrator, service or human"`
+	Status      string `json:"status" doc:"busy: a call is in flight" enum:"online,busy,offline"`
+	Path        string `json:"path" doc:"its checkout"`
+	Machine     string `json:"machine" doc:"the machine its client runs on"`
+	Description string `json:"description" doc:"what it says it is working on"`
+	Backend     string `json:"backend" doc:"the client behind it"`
+	LastSeen    string `json:"last_seen" doc:"when it last spoke, RFC 3339 in UTC"`
+	TurnState   string `json:"turn_state" doc:"pending_first_turn while a spawned peer has not spoken, else empty"`
+	here        bool   // on this server
+}
+
+func (p *meshPeer) columns() []string {
+	return []string{p.PeerID, p.Name, p.Project, p.Circle, p.Role, p.Status, p.Path, p.Machine, p.Description, p.Backend, p.LastSeen, p.TurnState}
+}
+
+func (p *meshPeer) box() boardName { return boardName{p.Circle, p.Name} }
+func (p *meshPeer) crosses() bool  { return p.Role != "agent" }
+
+const peerColumns = "peer_id\tname\tproject\tcircle\trole\tstatus\tpath\tmachine\tdescription\tbackend\tlast_seen\tturn_state"
+
+// line is the row as text: nothing in a value can begin a column or a row.
+func (p *meshPeer) line() string {
+	columns := p.columns()
+	for i, c := range columns {
+		columns[i] = oneCell(c)
+	}
+	return strings.Join(columns, "\t")
+}
+
+func oneCell(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r <= 0x9f || r == '\u2028' || r == '\u2029' || steersText(r) {
+			return ' '
+		}
+		return r
+	}, s)
+}
+
+// tame puts right what another version of this program, or a broken one, may answer.
+func (p *meshPeer) tame(root string) {
+	p.Path, p.here = root, false
+	p.Name, p.Circle, p.Role = cleanName(p.Name, "peer"), cleanName(p.Circle, "default"), cleanRole(p.Role)
+	if p.Status != "online" && p.Status != "busy" {
+		p.Status = "offline"
+	}
+}
+
+type peersTableOutput struct {
+	Peers []meshPeer `json:"peers" doc:"the peers, this checkout's first"`
+	Note  string     `json:"note,omitempty" doc:"checkouts that could not be asked, and why"`
+}
+
+func (o peersTableOutput) blocks() []string {
+	text, note := peerColumns, o.Note
+	size := len(text)
+	for i := range o.Peers {
+		line := o.Peers[i].line()
+		if size += utf8.RuneCountInString(line) + 1; size > listingLimit {
+			note = joined(note, fmt.Sprintf("%d more peers are left out here: GET /api/v1/mesh/peers lists all", len(o.Peers)-i))
+			break
+		}
+		text += "\n" + line
+	}
+	return withNote(text, note)
+}
+
+type whoamiOutput struct {
+	Peers []meshPeer `json:"peers" doc:"the caller"`
+}
+
+func (o whoamiOutput) blocks() []string { return []string{o.Peers[0].line()} }
+
+// letterFrom makes a letter of what the caller wrote, or refuses it.
+func (s *server) letterFrom(a actor, kind, id, field, text string) (letter, error) {
+	switch {
+	case strings.TrimSpace(text) == "":
+		return letter{}, refuse("invalid_input", "%s: is blank; write what the other is to read", field)
+	case len(text) > textLimit:
+		return letter{}, refuse("invalid_input", "%s: has %d bytes, at most %d are allowed: put the rest into a file and send its path", field, len(text), textLimit)
+	}
+	return letter{Ref: randomHex(6), ID: id, Kind: kind, From: address{Box: a.box}, Text: cleanMessage(text), At: millis()}, nil
+}
+
+// askPeer opens a thread.
+func (s *server) askPeer(ctx context.Context, in askInput) (sentOutput, error) {
+	a, err := s.actor(ctx)
+	if err != nil {
+		return sentOutput{}, err
+	}
+	l, err := s.letterFrom(a, "ask", s.mesh.newID("ask"), "query", in.Query)
+	if err != nil {
+		return sentOutput{}, err
+	}
+	to, err := s.resolve(ctx, a, in.Peer, in.Circle)
+	if err != nil {
+		return sentOutput{}, err
+	}
+	if !to.here && s.lease == nil {
+		return sentOutput{}, refuse("refused", "this process serves its client alone (%s), so no answer could reach it: use notify_peer, and say how you can be reached", s.why)
+	}
+	prior, side, err := s.priorThread(ctx, a, in.ReplyTo)
+	if err != nil {
+		return sentOutput{}, err
+	}
+	if prior != nil {
+		l.Follows = prior.ID
+	}
+	e := &entry{Open: &thread{ID: l.ID, From: l.From, To: s.addressOf(to), Text: clip(l.Text, askExcerpt), At: l.At}}
+	if prior != nil && to.here && prior.Home == (place{}) {
+		// One line of the journal: the prior thread is closed if and only if the new ask is stored.
+		s.closeThread(e, a, prior, side, s.followed(a, prior, side, to, l.ID))
+		prior = nil
+	}
+	note, err := s.post(ctx, e, to, l)
+	if err != nil {
+		return sentOutput{}, err
+	}
+	if prior != nil {
+		note = joined(note, s.closeFollowed(ctx, a, prior, side, to, l.ID))
+	}
+	return sentOutput{l.ID, note}, nil
+}
+
+// priorThread finds the thread that an ask follows up. It must be open, and the caller's.
+func (s *server) priorThread(ctx context.Context, a actor, id string) (*thread, string, error) {
+	if id == "" {
+		return nil, "", nil
+	}
+	t, side, err := s.threadOf(a, id)
+	if err != nil {
+		return nil, "", err
+	}
+	open := t.Closed == 0
+	if open && t.Home != (place{}) {
+		ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
+		defer cancel()
+		if open, err = s.isOpen(ctx, t); err != nil {
+			return nil, "", refuse("refused", "reply_to: whether #%s is still open cannot be told now (%v): nothing was sent; ask without reply_to, or later", t.ID, err)
+		}
+	}
+	if !open {
+		return nil, "", refuse("refused", "reply_to: #%s is closed already; nothing was sent: ask without reply_to", t.ID)
+	}
+	return t, side, nil
+}
+
+// followed is what the other side of a thread is told when it is closed by a follow-up to somebody else; nil when the
+// follow-up itself tells it.
+func (s *server) followed(a actor, t *thread, side string, to *meshPeer, id string) *letter {
+	other := t.From
+	if side == "asker" {
+		other = t.To
+	}
+	if other.Box == to.box() && (other.At == place{}) == to.here && (to.here || other.At.Root == to.Path) {
+		return nil
+	}
+	return &letter{Ref: randomHex(6), ID: t.ID, Kind: "ack", From: address{Box: a.box}, At: millis(), Text: "closed by a follow-up, #" + id}
+}
+
+func (s *server) closeFollowed(ctx context.Context, a actor, t *thread, side string, to *meshPeer, id string) string {
+	e := &entry{}
+	out := s.closeThread(e, a, t, side, s.followed(a, t, side, to, id))
+	_, err := s.mesh.commit(e, synced)
+	if err == nil && out != nil {
+		if h := s.handOver(ctx, out.To, out.Entry.Key); h.closed {
+			err = errThreadClosed
+		}
+	}
+	if err != nil {
+		return fmt.Sprintf("#%s could not be closed: %v", t.ID, err)
+	}
+	return ""
+}
+
+// threadOf finds a thread and the caller's side in it: asker or recipient.
+func (s *server) threadOf(a actor, id string) (*thread, string, error) {
+	id = strings.TrimPrefix(strings.TrimSpace(id), "#")
+	s.mesh.mu.Lock()
+	defer s.mesh.mu.Unlock()
+	t := s.mesh.state.threads[id]
+	if t == nil || t.Home != (place{}) && expired(t.At, millis()) {
+		return nil, "", refuse("not_found", "there is no ask #%s%s", clip(id, 80), s.mesh.openLocked(a.box))
+	}
+	found := *t
+	switch {
+	case t.To.At == place{} && t.To.Box == a.box:
+		return &found, "recipient", nil
+	case t.From.At == place{} && t.From.Box == a.box:
+		return &found, "asker", nil
+	}
+	return nil, "", refuse("refused", "#%s is a thread between others%s", id, s.mesh.openLocked(a.box))
+}
+
+// openLocked names the threads that the caller may have meant.
+func (m *mesh) openLocked(box boardName) string {
+	var ids []string
+	for _, t := range m.state.threads {
+		if t.Closed == 0 && (t.To.At == place{} && t.To.Box == box || t.From.At == place{} && t.From.Box == box) {
+			ids = append(ids, "#"+t.ID)
+		}
+	}
+	if len(ids) == 0 {
+		return "; you have no open asks"
+	}
+	slices.Sort(ids)
+	return "; your open asks: " + strings.Join(ids[:min(len(ids), 10)], ", ")
+}
+
+// closeThread adds to an entry what closes a thread, and returns what another server has to do for it.
+func (s *server) closeThread(e *entry, a actor, t *thread, side string, l *letter) *outgoing {
+	e.Close = &closing{ID: t.ID, By: side, Letter: l}
+	to := t.Home
+	if side == "asker" {
+		to = t.To.At
+	}
+	if to == (place{}) {
+		return nil
+	}
+	far := closing{ID: t.ID, By: side}
+	if l != nil {
+		copied := *l
+		copied.From.At = s.here()
+		far.Letter = &copied
+	}
+	e.Queue = append(e.Queue, outgoing{To: to, Sender: a.box, Entry: entry{At: millis(), Key: randomHex(16), Close: &far}})
+	return &e.Queue[len(e.Queue)-1]
+}
+
+// ackAsk closes a thread.
+func (s *server) ackAsk(ctx context.Context, in ackInput) (saidOutput, error) {
+	a, err := s.actor(ctx)
+	if err != nil {
+		return saidOutput{}, err
+	}
+	t, side, err := s.threadOf(a, in.ID)
+	if err != nil {
+		return saidOutput{}, err
+	}
+	l := &letter{Ref: randomHex(6), ID: t.ID, Kind: "ack", From: address{Box: a.box}, At: millis()}
+	text := "acked #" + t.ID
+	if in.Message != "" {
+		text += " with reply"
+		if *l, err = s.letterFrom(a, "ack", t.ID, "message", in.Message); err != nil {
+			return saidOutput{}, err
+		}
+	}
+	if side == "asker" {
+		l.Text = strings.TrimSuffix("withdrawn: "+l.Text, ": ")
+	}
+	e := &entry{}
+	out := s.closeThread(e, a, t, side, l)
+	done, err := s.mesh.commit(e, synced)
+	h := handed{err: err}
+	if err == nil && out != nil {
+		h = s.handOver(ctx, out.To, out.Entry.Key)
+	} else if err == nil && len(done.stored) > 0 && !done.handed {
+		h.note = s.whyQueued(done.stored[0], a.box)
+	}
+	switch {
+	case errors.Is(h.err, errThreadClosed), h.closed:
+		if in.Message != "" {
+			return saidOutput{}, refuse("refused", "#%s is closed already; the message was not delivered: use notify_peer, or a new ask", t.ID)
+		}
+		h = handed{note: "it was closed already"}
+	case errors.Is(h.err, errNotServed):
+		h = handed{note: fmt.Sprintf("queued: it is handed over as soon as the server of %s can be reached (%v)", out.To.Root, h.err)}
+	}
+	return saidOutput{text, h.note}, h.err
+}
+
+// notifyPeer sends a message that wants no answer.
+func (s *server) notifyPeer(ctx context.Context, in notifyInput) (sentOutput, error) {
+	a, err := s.actor(ctx)
+	if err != nil {
+		return sentOutput{}, err
+	}
+	l, err := s.letterFrom(a, "notify", s.mesh.newID("notif"), "message", in.Message)
+	if err != nil {
+		return sentOutput{}, err
+	}
+	to, err := s.resolve(ctx, a, in.Peer, in.Circle)
+	if err != nil {
+		return sentOutput{}, err
+	}
+	note, err := s.post(ctx, &entry{}, to, l)
+	return sentOutput{l.ID, note}, err
+}
+
+// post stores a letter in its recipient's mailbox, or queues it here for the server there. The entry holds what must
+// happen along with it. The note says why it has not been delivered yet.
+func (s *server) post(ctx context.Context, e *entry, to *meshPeer, l letter) (note string, err error) {
+	l.To = []boardName{to.box()}
+	if to.here {
+		e.Store = append(e.Store, l)
+		done, err := s.mesh.commit(e, synced)
+		switch {
+		case errors.Is(err, errThreadClosed):
+			return "", refuse("refused", "reply_to: #%s was closed just now; nothing was sent", e.Close.ID)
+		case err != nil:
+			return "", s.notStored(err)
+		case done.handed:
+			return "", nil
+		}
+		return s.whyQueued(to.box(), l.From.Box), nil
+	}
+	out := s.outgoing(e, to.Path, l)
+	h := handed{}
+	if s.lease == nil {
+		if h = s.deliver(ctx, &out); errors.Is(h.err, errNotServed) {
+			return "", refuse("refused", "not sent: this process serves its client alone, and %v", h.err)
+		}
+		return h.note, h.err
+	}
+	e.Queue = append(e.Queue, out)
+	if _, err := s.mesh.commit(e, synced); err != nil {
+		return "", s.notStored(err)
+	}
+	h = s.handOver(ctx, out.To, out.Entry.Key)
+	if errors.Is(h.err, errNotServed) {
+		return fmt.Sprintf("queued here: it is handed over as soon as the server of %s can be reached (%v)", to.Path, h.err), nil
+	}
+	return h.note, h.err
+}
+
+// outgoing makes what another server is to store.
+func (s *server) outgoing(e *entry, root string, l letter) outgoing {
+	at := s.placeOf(root)
+	l.From.At = s.here()
+	out := outgoing{To: at, Sender: l.From.Box, Entry: entry{At: l.At, Key: randomHex(16), Store: []letter{l}}}
+	if e.Open != nil {
+		t := *e.Open
+		t.From, t.To, t.Home = l.From, address{Box: t.To.Box}, s.here()
+		out.Entry.Open = &t
+	}
+	return out
+}
+
+// placeOf is a checkout as it is journaled.
+func (s *server) placeOf(root string) place {
+	c, _ := readCheckout(root)
+	return place{Root: root, GitDir: c.gitDir}
+}
+
+func (s *server) addressOf(to *meshPeer) address {
+	if to.here {
+		return address{Box: to.box()}
+	}
+	return address{Box: to.box(), At: s.placeOf(to.Path)}
+}
+
+// notStored says that a send had no effect.
+func (s *server) notStored(err error) error {
+	if r := (*refusal)(nil); errors.As(err, &r) || errors.Is(err, errLeaseLost) {
+		return err
+	}
+	return refuse("internal", "nothing was sent: the journal cannot be written (%v)", err)
+}
+
+// whyQueued says why a message in a mailbox here has not been read yet.
+func (s *server) whyQueued(box, from boardName) string {
+	m := s.mesh
+	id := s.board.holds(box)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case id != "" && box == from: // it comes with the answer to this call
+		return ""
+	case id != "" && m.working[id] > 0:
+		return fmt.Sprintf("queued: %s is busy and sees it with its next call", box.name)
+	case id != "":
+		return fmt.Sprintf("queued: %s sees it with its next call", box.name)
+	case box == human:
+		return "queued: the human sees it when the inbox is read"
+	}
+	since := ""
+	if held := m.state.names[box]; held != nil && held.Left > 1 {
+		since = " since " + stamp(time.UnixMilli(held.Left))
+	}
+	return fmt.Sprintf("queued: %s is offline%s; the message is kept for %v", box.name, since, keepTime)
+}
+
+// broadcast sends to everybody in the caller's circle who is online.
+func (s *server) broadcast(ctx context.Context, in broadcastInput) (saidOutput, error) {
+	a, err := s.actor(ctx)
+	if err != nil {
+		return saidOutput{}, err
+	}
+	l, err := s.letterFrom(a, "broadcast", s.mesh.newID("notif"), "message", in.Message)
+	if err != nil {
+		return saidOutput{}, err
+	}
+	list, silent := s.meshEverywhere(ctx)
+	reached, failed := map[string][]boardName{}, map[string]string{}
+	var roots []string // remote ones, in order
+	for i := range list {
+		p := &list[i]
+		if p.Status == "offline" || p.here && p.box() == a.box || !a.crosses() && !p.crosses() && p.Circle != a.box.circle {
+			continue
+		}
+		key := p.Path
+		if p.here {
+			key = ""
+		} else if !slices.Contains(roots, key) {
+			roots = append(roots, key)
+		}
+		reached[key] = append(reached[key], p.box())
+	}
+	if err := s.fanOut(ctx, l, reached, roots, failed); err != nil {
+		return saidOutput{}, err
+	}
+	return saidOutput{broadcastText(a, reached, append([]string{""}, roots...), failed), silentNote(silent)}, nil
+}
+
+// fanOut stores a letter in many mailboxes: those here at once, those elsewhere through their servers. What fails is
+// taken out of reached and named.
+func (s *server) fanOut(ctx context.Context, l letter, reached map[string][]boardName, roots []string, failed map[string]string) error {
+	e := &entry{}
+	if len(reached[""]) > 0 {
+		here := l
+		here.To = reached[""]
+		e.Store = []letter{here}
+	}
+	outs := make([]outgoing, len(roots))
+	for i, root := range roots {
+		far := l
+		far.To = reached[root]
+		outs[i] = s.outgoing(e, root, far)
+	}
+	if s.lease != nil {
+		e.Queue = outs
+	}
+	full := func(root string, boxes []boardName) {
+		for _, box := range boxes {
+			failed[box.name] = "its mailbox is full"
+		}
+		reached[root] = slices.DeleteFunc(reached[root], func(b boardName) bool { return slices.Contains(boxes, b) })
+	}
+	if e.Store != nil || e.Queue != nil {
+		done, err := s.mesh.commit(e, synced)
+		if len(reached[""]) == 1 && len(roots) == 0 && errors.As(err, new(*refusal)) {
+			done.full, err = reached[""], nil
+		}
+		if err != nil {
+			return s.notStored(err)
+		}
+		full("", done.full)
+	}
+	results := make([]handed, len(roots))
+	var all sync.WaitGroup
+	for i := range outs {
+		all.Go(func() {
+			if s.lease == nil {
+				results[i] = s.deliver(ctx, &outs[i])
+			} else {
+				results[i] = s.handOver(ctx, outs[i].To, outs[i].Entry.Key)
+			}
+		})
+	}
+	all.Wait()
+	for i, h := range results {
+		switch {
+		case h.err != nil && len(reached[roots[i]]) > 0:
+			for _, box := range reached[roots[i]] {
+				failed[box.name] = h.err.Error()
+				if errors.Is(h.err, errNotServed) && s.lease != nil {
+					failed[box.name] = "queued, " + h.err.Error()
+				}
+			}
+			reached[roots[i]] = nil
+		default:
+			full(roots[i], h.full)
+		}
+	}
+	return nil
+}
+
+func broadcastText(a actor, reached map[string][]boardName, roots []string, failed map[string]string) string {
+	var names, errs []string
+	for _, root := range roots {
+		for _, box := range reached[root] {
+			names = append(names, box.name)
+		}
+	}
+	for name, why := range failed {
+		errs = append(errs, name+" ("+why+")")
+	}
+	slices.Sort(errs)
+	text := fmt.Sprintf("broadcast to %d peers: %s", len(names), strings.Join(names, ", "))
+	switch len(names) {
+	case 0:
+		text = fmt.Sprintf("broadcast to 0 peers: nobody else is online in circle %s", a.box.circle)
+		if errs != nil {
+			text = "broadcast to 0 peers"
+		}
+	case 1:
+		text = "broadcast to 1 peer: " + names[0]
+	}
+	if errs != nil {
+		text += "; failed: " + strings.Join(errs, ", ")
+	}
+	return text
+}
+
+func silentNote(silent []string) string {
+	if len(silent) == 0 {
+		return ""
+	}
+	return "could not be asked, so peers may be missing: " + cleanText(strings.Join(silent, "; "), 1000)
+}
+
+// listPeers lists the mesh.
+func (s *server) listPeers(ctx context.Context, in listPeersInput) (peersTableOutput, error) {
+	self := peerID("")
+	if n := callerOf(ctx); n != nil {
+		self = n.peer
+	}
+	list, silent := s.meshEverywhere(ctx)
+	own := s.fullID(string(self))
+	out := peersTableOutput{Peers: []meshPeer{}, Note: silentNote(silent)}
+	for _, p := range list {
+		switch {
+		case self != "" && p.here && p.PeerID == own:
+			if in.Self {
+				out.Peers = append(out.Peers, s.self(p, self))
+			}
+		case p.Status != "offline" || in.Offline:
+			out.Peers = append(out.Peers, p)
+		}
+	}
+	return out, nil
+}
+
+// self is the caller's own row: the call that asks for it does not make it busy.
+func (s *server) self(p meshPeer, id peerID) meshPeer {
+	s.mesh.mu.Lock()
+	defer s.mesh.mu.Unlock()
+	if s.mesh.working[id] <= 1 {
+		p.Status = "online"
+	}
+	return p
+}
+
+// whoami is the caller's own row.
+func (s *server) whoami(ctx context.Context, in noInput) (whoamiOutput, error) {
+	n := callerOf(ctx)
+	if n != nil {
+		own := s.fullID(string(n.peer))
+		for _, p := range s.meshHere() {
+			if p.PeerID == own {
+				return whoamiOutput{[]meshPeer{s.self(p, n.peer)}}, nil
+			}
+		}
+	}
+	return whoamiOutput{}, refuse("refused", "this call comes from nobody on the board: connect as an MCP client and call in that session")
+}
+
+// describe sets the caller's description.
+func (s *server) describe(ctx context.Context, in describeInput) (saidOutput, error) {
+	n := callerOf(ctx)
+	if n == nil {
+		return saidOutput{}, refuse("refused", "this call comes from nobody on the board: connect as an MCP client and call in that session")
+	}
+	if c := utf8.RuneCountInString(in.Description); c > descriptionLimit {
+		return saidOutput{}, refuse("invalid_input", "description: has %d characters, at most %d are allowed", c, descriptionLimit)
+	}
+	text := oneCell(cleanText(in.Description, descriptionLimit))
+	s.board.describe(n.peer, text)
+	return saidOutput{Text: "description updated: " + text}, nil
+}
+
+func (s *server) fullID(id string) string { return id + "@" + s.shortID(s.checkout.root) }
+
+func (s *server) shortID(root string) string {
+	if root == "" {
+		return "alone"
+	}
+	return digest(root)[:8]
+}
+
+// meshHere lists who can be written to on this server, online or known.
+func (s *server) meshHere() []meshPeer {
+	now := time.Now()
+	host, _ := os.Hostname()
+	var list []meshPeer
+	there := map[boardName]bool{}
+	for _, p := range s.board.peers() {
+		if !p.Attached || p.Mesh == nil {
+			continue
+		}
+		row := meshPeer{
+			PeerID: s.fullID(string(p.ID)), Name: p.Mesh.Name, Project: s.checkout.project(), Circle: p.Mesh.Circle, Role: p.Mesh.Role,
+			Status: "online", Path: s.checkout.root, Machine: host, Description: p.Mesh.Description, Backend: p.Client.Name,
+			LastSeen: stamp(now.Add(-time.Duration(p.LastSeen) * time.Second)), TurnState: p.Mesh.TurnState, here: true,
+		}
+		if p.Address != nil {
+			row.Machine = cmp.Or(p.Address.Host, host)
+		}
+		there[row.box()] = true
+		s.mesh.mu.Lock()
+		if s.mesh.working[p.ID] > 0 {
+			row.Status = "busy"
+		}
+		s.mesh.mu.Unlock()
+		list = append(list, row)
+	}
+	var known []nameRecord
+	s.mesh.mu.Lock()
+	for box, held := range s.mesh.state.names {
+		if !there[box] && (held.Left == 0 || !expired(held.Left, now.UnixMilli()) || s.mesh.state.boxes[box] != nil) {
+			known = append(known, *held)
+		}
+	}
+	humanHere := now.Sub(s.mesh.humanSeen) < s.set.timing.sessionIdle
+	s.mesh.mu.Unlock()
+	slices.SortFunc(known, func(a, b nameRecord) int {
+		return cmp.Or(cmp.Compare(a.Box.name, b.Box.name), cmp.Compare(a.Box.circle, b.Box.circle))
+	})
+	for i := range known {
+		row := s.offlinePeer(&known[i], s.checkout.root)
+		row.here = true
+		if row.box() == human && humanHere {
+			row.Status = "online"
+		}
+		list = append(list, row)
+	}
+	return list
+}
+
+// offlinePeer is the row of a peer that has left. Its number may be another's by now, so it is called by its name.
+func (s *server) offlinePeer(held *nameRecord, root string) meshPeer {
+	host, _ := os.Hostname()
+	row := meshPeer{
+		PeerID: held.Box.circle + "/" + held.Box.name + "@" + s.shortID(root), Name: held.Box.name, Project: s.checkout.project(),
+		Circle: held.Box.circle, Role: cleanRole(held.Role), Status: "offline", Path: root, Machine: host, Backend: held.Client,
+		LastSeen: stamp(time.UnixMilli(held.Seen)),
+	}
+	if millis()-held.Described < describeTime.Milliseconds() {
+		row.Description = held.Description
+	}
+	return row
+}
+
+// project is the name of the repository's main directory, the same in every worktree.
+func (c checkout) project() string {
+	if filepath.Base(c.commonDir) == ".git" {
+		return filepath.Base(filepath.Dir(c.commonDir))
+	}
+	return strings.TrimSuffix(filepath.Base(c.commonDir), ".git")
+}
+
+// isOpen asks a thread's home.
+func (s *server) isOpen(ctx context.Context, t *thread) (bool, error) {
+	answer, err := s.callServer(ctx, t.Home.Root, "majordomus/look", lookParams{Thread: t.ID})
+	return string(member(answer, "open")) == "true", err
+}
