@@ -516,22 +516,20 @@ func (b *bridge) pause(ctx context.Context, r reply) bool {
 
 // fail tells the client that nobody knows whether its call was executed.
 func (b *bridge) fail(f frame, why string) {
-	if f.id == nil || !validID(f.id) {
-		return // a notification is never answered
-	}
 	e := outcomeUnknown(why)
 	e.Data = map[string]any{"request_id": f.id, "outcome": "unknown"}
-	b.p.client.write(errorMessage(f.id, e))
+	b.tell(f, e)
+}
+
+func (b *bridge) tell(f frame, e *rpcError) {
+	if answer := f.failed(e); answer != nil {
+		b.p.client.write(answer)
+	}
 }
 
 // refuse gives the client a refusal that no election can cure.
 func (b *bridge) refuse(f frame, r reply) {
 	e := rpcErrorf(codeInternal, "the server refused the message with status %d: %s", r.status, clip(r.message(), 500))
 	e.Data = map[string]any{"status": r.status, "code": r.code()}
-	if f.id != nil && !validID(f.id) {
-		f.id = nil
-	} else if f.id == nil && json.Valid(f.raw) {
-		return // a notification
-	}
-	b.p.client.write(errorMessage(f.id, e))
+	b.tell(f, e)
 }

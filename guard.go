@@ -19,6 +19,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -28,13 +29,15 @@ import (
 func (s *server) httpServer() *http.Server {
 	deadline := s.set.timing.read
 	return &http.Server{
-		Handler:           s.guard(s.routes()),
-		ReadHeaderTimeout: deadline,
-		ReadTimeout:       deadline,
-		IdleTimeout:       deadline,
-		MaxHeaderBytes:    maxHeaders,
-		ErrorLog:          log.New(io.Discard, "", 0), // a stranger's bad request is not our user's concern
-		BaseContext:       func(net.Listener) context.Context { return s.calls },
+		Handler: s.guard(s.routes()),
+		// OPTIONS * must pass the guard like everything else.
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            deadline,
+		ReadTimeout:                  deadline,
+		IdleTimeout:                  deadline,
+		MaxHeaderBytes:               maxHeaders,
+		ErrorLog:                     log.New(io.Discard, "", 0), // a stranger's bad request is not our user's concern
+		BaseContext:                  func(net.Listener) context.Context { return s.calls },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, c)
 		},
@@ -100,7 +103,10 @@ func (s *server) guard(mux *http.ServeMux) http.Handler {
 // admissible applies the checks that come before everything else; status 0
 // means that the request may pass.
 func (s *server) admissible(r *http.Request) (status int, code, message string) {
-	c, _ := r.Context().Value(connKey{}).(*deadlineConn)
+	both := false
+	if c, _ := r.Context().Value(connKey{}).(*deadlineConn); c != nil {
+		both = c.bothLengths(r.TransferEncoding != nil)
+	}
 	origin, sent := r.Header["Origin"]
 	switch {
 	case r.Host == "":
@@ -115,7 +121,7 @@ func (s *server) admissible(r *http.Request) (status int, code, message string) 
 		return 400, "invalid_input", "the request target must be a path"
 	case !plainPath(r.URL.Path):
 		return 404, "not_found", "there is nothing at this path"
-	case r.TransferEncoding != nil && c != nil && c.sawBothLengths:
+	case both:
 		return 400, "invalid_input", "a request has either Content-Length or Transfer-Encoding, never both"
 	}
 	return 0, "", ""
@@ -289,14 +295,15 @@ func (l *deadlineListener) Accept() (net.Conn, error) {
 // chunked, so a handler cannot see it (RFC 9112 §6.3 calls it an attack).
 type deadlineConn struct {
 	net.Conn
-	s              *server
-	sawBothLengths bool
-	aborting       atomic.Bool // net/http is breaking off its own read
-	cut            atomic.Bool
-	closed         atomic.Bool
-	read           atomic.Int64 // when something came last
-	early          atomic.Int64 // when something came while a request was being answered; 0: nothing did
-	head           atomic.Int64 // when the head of the present request came; nanoseconds since the server started
+	s        *server
+	mu       sync.Mutex
+	recent   []byte      // what came since the head before, at most maxRecent
+	aborting atomic.Bool // net/http is breaking off its own read
+	cut      atomic.Bool
+	closed   atomic.Bool
+	read     atomic.Int64 // when something came last
+	early    atomic.Int64 // when something came while a request was being answered; 0: nothing did
+	head     atomic.Int64 // when the head of the present request came; nanoseconds since the server started
 }
 
 // noteHead notes when the head of a request came, before its body is read. What
@@ -317,10 +324,9 @@ func (c *deadlineConn) Read(b []byte) (int, error) {
 			c.early.Store(now)
 		}
 	}
-	if n > 0 && bytes.Contains(b[:n], []byte("hunked")) {
-		head, _, _ := bytes.Cut(b[:n], []byte("\r\n\r\n"))
-		c.sawBothLengths = bytes.Contains(bytes.ToLower(head), []byte("\r\ncontent-length:"))
-	}
+	c.mu.Lock()
+	c.recent = append(c.recent, b[:min(n, max(0, maxRecent-len(c.recent)))]...)
+	c.mu.Unlock()
 	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) && !c.aborting.Load() {
 		c.cut.Store(true)
 	}
@@ -332,6 +338,20 @@ func (c *deadlineConn) Read(b []byte) (int, error) {
 func (c *deadlineConn) SetReadDeadline(t time.Time) error {
 	c.aborting.Store(!t.IsZero() && t.Before(c.s.started))
 	return c.Conn.SetReadDeadline(t)
+}
+
+// maxRecent bounds what is kept of a request's beginning. The head of an honest
+// request is far smaller; one that hides behind more is cut off after its answer.
+const maxRecent = 4096
+
+// bothLengths reports whether the present request's head names both lengths,
+// and forgets it: what comes from now on belongs to the next request.
+func (c *deadlineConn) bothLengths(chunked bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	both := chunked && bytes.Contains(bytes.ToLower(c.recent), []byte("\ncontent-length:"))
+	c.recent = c.recent[:0]
+	return both
 }
 
 func (c *deadlineConn) Close() error {

@@ -274,9 +274,13 @@ func removeOldTemps(dir string) {
 		if !strings.HasPrefix(entry.Name(), tempPrefix) {
 			continue
 		}
+		// The age first: to ask who holds a young one would refuse it to the process that is just making it.
+		info, err := entry.Info()
+		if err != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()) < tempMaxAge {
+			continue
+		}
 		path := filepath.Join(dir, entry.Name())
-		r := readLease(path)
-		if r.info != nil && r.info.Mode().IsRegular() && !r.held && time.Since(r.info.ModTime()) > tempMaxAge {
+		if r := readLease(path); r.info != nil && !r.held {
 			os.Remove(path)
 		}
 	}
@@ -459,6 +463,7 @@ func (l *lease) release() error {
 				return nil
 			}
 			l.loseLocked("it was released") // in one step with the removal, or a check would put it back
+			removeOldTemps(filepath.Dir(l.path))
 			return os.Remove(l.path)
 		})
 	}

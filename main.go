@@ -309,7 +309,11 @@ func (s signalled) Error() string { return "signal: " + s.String() }
 func notifySignals() (context.Context, *ending) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	e := &ending{signals: make(chan os.Signal, 2), cancel: cancel, ctx: ctx}
-	signal.Notify(e.signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
+		if !signal.Ignored(sig) { // nohup means what it says
+			signal.Notify(e.signals, sig)
+		}
+	}
 	// Notified rather than ignored: an ignored SIGPIPE would be inherited by
 	// the processes we start. A broken stdout then is a write error.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)

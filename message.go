@@ -26,6 +26,10 @@ const (
 	codeInternal       = -32603
 )
 
+// maxBatch is how many messages a batch may hold: its answers are kept until
+// the last one is there.
+const maxBatch = 100
+
 // maxNesting is how deep a message may nest (20-mcp.md §1).
 const maxNesting = 1000
 
@@ -356,6 +360,8 @@ func batchElements(version string, raw []byte) ([]json.RawMessage, *rpcError) {
 		return nil, rpcErrorf(codeInvalidRequest, "batches belong to revisions 2024-11-05 and 2025-03-26: send one message at a time")
 	case len(elements) == 0:
 		return nil, rpcErrorf(codeInvalidRequest, "an empty batch")
+	case len(elements) > maxBatch:
+		return nil, rpcErrorf(codeInvalidRequest, "a batch of %d messages: at most %d are taken", len(elements), maxBatch)
 	}
 	for _, e := range elements {
 		if m, err := parseEnvelope(e); err == nil && m.method == "initialize" {

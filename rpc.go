@@ -44,14 +44,20 @@ func (s *server) answerBatch(ctx context.Context, n *session, raw []byte) []byte
 		return errorMessage(nil, err)
 	}
 	var answers [][]byte
+	size := 0
 	for _, e := range elements {
 		m, err := parseEnvelope(e)
 		if err != nil {
 			answers = append(answers, errorMessage(m.id, err))
+		} else if size > maxAnswer || ctx.Err() != nil {
+			if !m.notification() && !m.response {
+				answers = append(answers, errorMessage(m.id, rpcErrorf(codeInternal, "not executed: the answers before it fill what one answer may hold")))
+			}
 		} else if a, err := s.answer(ctx, n, m); err != nil {
 			answers = append(answers, errorMessage(m.id, rpcErrorf(codeInternal, "not executed: %v", err)))
 		} else if a != nil {
 			answers = append(answers, a)
+			size += len(a)
 		}
 	}
 	if len(answers) == 0 {

@@ -61,11 +61,13 @@ type server struct {
 	endBy    time.Time   // once ending: when what runs is cut
 	sweep    *time.Timer // expires idle sessions; nil until there is one
 
-	ending chan struct{} // closed when the server is ending or lost its lease: watches end
-	empty  chan struct{} // closed, with closed set, when nobody is left to serve
-	quiet  chan struct{} // a receive means that something ended while the server was ending
-	calls  context.Context
-	cut    context.CancelCauseFunc // ends calls, which are cut when time is up
+	released sync.Once
+	leaving  atomic.Bool   // the lease is released, or about to be: nothing is lost
+	ending   chan struct{} // closed when the server is ending or lost its lease: watches end
+	empty    chan struct{} // closed, with closed set, when nobody is left to serve
+	quiet    chan struct{} // a receive means that something ended while the server was ending
+	calls    context.Context
+	cut      context.CancelCauseFunc // ends calls, which are cut when time is up
 }
 
 func newServer(set *settings, at checkout, log *slog.Logger, l *lease) *server {
@@ -158,7 +160,7 @@ func (s *server) lose(why error) {
 	s.mu.Lock()
 	s.handsOn = true // our own client moves, too
 	s.mu.Unlock()
-	if s.close() {
+	if s.close() && !s.leaving.Load() {
 		s.log.Warn(fmt.Sprintf("this server lost its lease (%v): its clients move to the next one", why))
 	}
 }
@@ -305,9 +307,12 @@ func (s *server) end(hs *http.Server) {
 }
 
 func (s *server) releaseLease() {
-	if err := s.lease.release(); err != nil {
-		s.log.Warn(fmt.Sprintf("releasing the lease: %v", err))
-	}
+	s.released.Do(func() {
+		s.leaving.Store(true)
+		if err := s.lease.release(); err != nil {
+			s.log.Warn(fmt.Sprintf("releasing the lease: %v", err))
+		}
+	})
 }
 
 // finished reports whether nothing runs and every bridge has left.

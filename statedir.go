@@ -51,7 +51,7 @@ func stateDir(root string) (string, error) {
 // realDir makes sure that dir is a directory and no link, and says whether it had to be made. A private one is for this user
 // alone; bits are only ever taken away from one that exists, so that who made it read-only keeps it so.
 func realDir(dir string, private bool) (made bool, err error) {
-	mode := fs.FileMode(0o777)
+	mode := fs.FileMode(0o755) // whatever the umask: nobody else is to exchange what lies below
 	if private {
 		mode = 0o700
 	}
@@ -80,7 +80,7 @@ func realDir(dir string, private bool) (made bool, err error) {
 
 func writeIgnore(dir string) error {
 	path := filepath.Join(dir, ".gitignore")
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if errors.Is(err, fs.ErrExist) {
 		return nil // somebody was faster; theirs to say
 	}

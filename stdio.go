@@ -64,11 +64,49 @@ func (f frame) runsCommand() bool {
 	return f.tool == "majordomus_session_attach" || f.tool == "majordomus_session_detach"
 }
 
+// elements are the messages of a batch; nil for anything else.
+func (f frame) elements() (elements []frame) {
+	var raw []json.RawMessage
+	if !bytes.HasPrefix(f.raw, []byte("[")) || json.Unmarshal(f.raw, &raw) != nil {
+		return nil
+	}
+	for _, e := range raw {
+		elements = append(elements, readFrame(e))
+	}
+	return elements
+}
+
+// failed is the answer that tells the client of an error: each message of a
+// batch gets it, a notification none.
+func (f frame) failed(e *rpcError) []byte {
+	elements := f.elements()
+	if elements == nil {
+		switch {
+		case f.id != nil && validID(f.id):
+			return errorMessage(f.id, e)
+		case f.id == nil && f.method != "":
+			return nil
+		}
+		return errorMessage(nil, e)
+	}
+	var answers [][]byte
+	for _, one := range elements {
+		if a := one.failed(e); a != nil {
+			answers = append(answers, a)
+		}
+	}
+	if answers == nil {
+		return nil
+	}
+	return slices.Concat([]byte("["), bytes.Join(answers, []byte(",")), []byte("]"))
+}
+
 // repeatable reports whether the frame may be sent again although the first
 // one may have been executed.
 func (f frame) repeatable() bool {
 	if f.method != "tools/call" {
-		return f.method != "" // a batch may hold a call: not repeatable
+		// What is no request executes nothing; a batch is as good as its elements.
+		return !slices.ContainsFunc(f.elements(), func(e frame) bool { return !e.repeatable() })
 	}
 	c := toolTable()[f.tool]
 	return c != nil && (!c.command || c.idempotent)
@@ -433,6 +471,9 @@ func (p *process) start(ctx context.Context) *ballot {
 // process answers by itself, without saying who is here (10-server.md §4).
 const firstAnswer = time.Second
 
+// maxHeld is how many calls are taken in while an election goes on.
+const maxHeld = 64
+
 // wait answers the client until the election has ended; only calls of tools
 // wait for it.
 func (p *process) wait(ctx context.Context, b *ballot) {
@@ -448,6 +489,7 @@ func (p *process) wait(ctx context.Context, b *ballot) {
 	}
 	var room *server
 	var held []frame
+	size := 0
 	defer func() { p.client.unread(held...) }()
 	for {
 		f, ok := p.client.next(ctx, b.done)
@@ -457,7 +499,11 @@ func (p *process) wait(ctx context.Context, b *ballot) {
 			return
 		case f.tool != "", bytes.HasPrefix(f.raw, []byte("[")) && batches(p.client.negotiated()):
 			held = append(held, f)
-			continue
+			if size += len(f.raw); len(held) < maxHeld && size < maxMessage {
+				continue
+			}
+			<-b.done // what else it sends stays with the client
+			return
 		case f.method == "notifications/cancelled":
 			id := member(f.params, "requestId")
 			held = without(held, id)

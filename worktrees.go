@@ -64,8 +64,11 @@ func (c checkout) enumerate(ctx context.Context) listing {
 // worktreeList asks git for its worktrees. Paths that an old git does not set apart are returned as skipped.
 func worktreeList(ctx context.Context, dir, commonDir string) (records []worktreeRecord, skipped []string, err error) {
 	out, err := runGit(ctx, dir, "worktree", "list", "--porcelain", "-z")
+	if err == nil {
+		records, err = parseWorktrees(out)
+	}
 	if !errors.Is(err, errGitUsage) {
-		return parseWorktrees(out), nil, err
+		return records, nil, err
 	}
 	out, err = runGit(ctx, dir, "worktree", "list", "--porcelain")
 	if err != nil {
@@ -142,9 +145,12 @@ type worktreeRecord struct {
 
 // parseWorktrees reads the -z form: fields end with a zero byte and records with an empty field. No path and no lock
 // reason can hold a zero byte, so none can forge a field; only a record's first field is a path.
-func parseWorktrees(out string) []worktreeRecord {
+func parseWorktrees(out string) ([]worktreeRecord, error) {
 	var records []worktreeRecord
 	var r *worktreeRecord
+	if !strings.HasSuffix(out, "\x00\x00") {
+		return nil, fmt.Errorf("git worktree list: %d bytes that are no whole list", len(out))
+	}
 	for field := range strings.SplitSeq(out, "\x00") {
 		switch {
 		case field == "":
@@ -152,7 +158,7 @@ func parseWorktrees(out string) []worktreeRecord {
 		case r == nil:
 			path, ok := strings.CutPrefix(field, "worktree ")
 			if !ok || path == "" {
-				return records // not what git writes
+				return nil, fmt.Errorf("git worktree list: a record begins with %q instead of a worktree", clip(field, 80))
 			}
 			records = append(records, worktreeRecord{path: path})
 			r = &records[len(records)-1]
@@ -164,7 +170,7 @@ func parseWorktrees(out string) []worktreeRecord {
 			}
 		}
 	}
-	return records
+	return records, nil
 }
 
 // parseWorktreeLines reads the form of git before 2.36, in which a path may hold what looks like the next line. So a

@@ -319,13 +319,16 @@ func TestParseWorktrees(t *testing.T) {
 	out := "worktree /a b\x00HEAD 1\x00branch refs/heads/x/y\x00\x00" +
 		"worktree /new\nline\x00HEAD 2\x00detached\x00locked two\nworktree /forged\x00\x00" +
 		"worktree /r\x00bare\x00\x00"
-	got := fmt.Sprintf("%#v", parseWorktrees(out))
+	records, err := parseWorktrees(out)
+	got := fmt.Sprintf("%#v", records)
 	want := fmt.Sprintf("%#v", []worktreeRecord{{path: "/a b", branch: "x/y"}, {path: "/new\nline"}, {path: "/r", bare: true}})
-	if got != want {
-		t.Errorf("%s, want %s", got, want)
+	if got != want || err != nil {
+		t.Errorf("%s, %v; want %s", got, err, want)
 	}
-	if got := parseWorktrees("usage: git\x00worktree /x\x00\x00"); got != nil {
-		t.Errorf("%#v", got)
+	for _, odd := range []string{"", "usage: git\x00worktree /x\x00\x00", out[:len(out)-1], out[:60], "\x00\x00x\x00\x00"} {
+		if got, err := parseWorktrees(odd); err == nil {
+			t.Errorf("%q is a list: %#v", odd, got)
+		}
 	}
 }
 
@@ -357,7 +360,7 @@ func FuzzParseWorktrees(f *testing.F) {
 			return
 		}
 		out := "worktree " + a + "\x00HEAD 1\x00branch refs/heads/m\x00locked " + reason + "\x00\x00worktree " + b + "\x00HEAD 1\x00detached\x00prunable " + reason + "\x00\x00"
-		if got := parseWorktrees(out); !slices.Equal(got, []worktreeRecord{{path: a, branch: "m"}, {path: b}}) {
+		if got, err := parseWorktrees(out); err != nil || !slices.Equal(got, []worktreeRecord{{path: a, branch: "m"}, {path: b}}) {
 			t.Fatalf("%q became %#v", out, got)
 		}
 		lines := "worktree " + a + "\nHEAD 1\nlocked " + reason + "\n\nworktree " + b + "\nHEAD 1\n\n"
