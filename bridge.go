@@ -516,20 +516,24 @@ func (b *bridge) pause(ctx context.Context, r reply) bool {
 
 // fail tells the client that nobody knows whether its call was executed.
 func (b *bridge) fail(f frame, why string) {
-	e := outcomeUnknown(why)
-	e.Data = map[string]any{"request_id": f.id, "outcome": "unknown"}
-	b.tell(f, e)
-}
-
-func (b *bridge) tell(f frame, e *rpcError) {
-	if answer := f.failed(e); answer != nil {
-		b.p.client.write(answer)
-	}
+	b.tell(f, func(id json.RawMessage) *rpcError {
+		e := outcomeUnknown(why)
+		e.Data = map[string]any{"request_id": id, "outcome": "unknown"}
+		return e
+	})
 }
 
 // refuse gives the client a refusal that no election can cure.
 func (b *bridge) refuse(f frame, r reply) {
-	e := rpcErrorf(codeInternal, "the server refused the message with status %d: %s", r.status, clip(r.message(), 500))
-	e.Data = map[string]any{"status": r.status, "code": r.code()}
-	b.tell(f, e)
+	b.tell(f, func(json.RawMessage) *rpcError {
+		e := rpcErrorf(codeInternal, "the server refused the message with status %d: %s", r.status, clip(r.message(), 500))
+		e.Data = map[string]any{"status": r.status, "code": r.code()}
+		return e
+	})
+}
+
+func (b *bridge) tell(f frame, about func(id json.RawMessage) *rpcError) {
+	if answer := f.failed(about); answer != nil {
+		b.p.client.write(answer)
+	}
 }

@@ -1,11 +1,8 @@
 package main
 
-// MCP over HTTP at /mcp, the REST routes beside it, and the guards in front of
-// every route.
+// MCP over HTTP at /mcp; guard.go has been passed before.
 //
 // Rules kept here:
-//   - nothing is looked at before Host, Origin and Sec-Fetch-Site have passed:
-//     a page in the user's browser must not reach any route;
 //   - a request at /mcp is checked in the order of 20-mcp.md §5, and each
 //     refusal has a body whose error.data.code says what happened: a bridge
 //     decides by that word, never by the status;

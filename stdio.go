@@ -76,22 +76,22 @@ func (f frame) elements() (elements []frame) {
 	return elements
 }
 
-// failed is the answer that tells the client of an error: each message of a
-// batch gets it, a notification none.
-func (f frame) failed(e *rpcError) []byte {
+// failed is the answer that tells the client of an error, made for the id of
+// each message: each of a batch gets it, a notification none.
+func (f frame) failed(make func(id json.RawMessage) *rpcError) []byte {
 	elements := f.elements()
 	if elements == nil {
 		switch {
 		case f.id != nil && validID(f.id):
-			return errorMessage(f.id, e)
+			return errorMessage(f.id, make(f.id))
 		case f.id == nil && f.method != "":
 			return nil
 		}
-		return errorMessage(nil, e)
+		return errorMessage(nil, make(nil))
 	}
 	var answers [][]byte
 	for _, one := range elements {
-		if a := one.failed(e); a != nil {
+		if a := one.failed(make); a != nil {
 			answers = append(answers, a)
 		}
 	}
