@@ -93,6 +93,7 @@ func (j *journal) start(found bool) {
 	go func() { // ends when closed is set and the queue is empty
 		defer close(j.ended)
 		if found {
+			removeOldJournals(filepath.Dir(j.path))
 			j.note(j.rewrite())
 		}
 		close(j.ready)

@@ -245,3 +245,14 @@ func (m *mesh) work(id peerID, n int) {
 		delete(m.working, id)
 	}
 }
+
+// takeName gives a peer the name of the work that it resumes, with all that waits there; what waits under the name it had
+// comes along. A living peer that has the name gets the next free one.
+func (s *server) takeName(id peerID, name boardName) error {
+	was, ok := s.board.rename(id, name)
+	if !ok || was == name {
+		return nil
+	}
+	_, err := s.mesh.commit(&entry{Move: &move{From: was, To: name}}, synced)
+	return err
+}

@@ -46,11 +46,11 @@ func (s *server) resolve(ctx context.Context, a actor, name, circle string) (*me
 func (s *server) meshFor(ctx context.Context, name string) (list []meshPeer, silent []string) {
 	_, at, isID := strings.Cut(name, "@")
 	switch {
-	case isID && at == s.shortID(s.checkout.root) && s.lease != nil:
+	case isID && at == s.shortID() && s.lease != nil:
 		list = s.meshHere()
 	case isID:
 		for _, c := range s.siblings() {
-			if s.shortID(c.root) == at {
+			if c.id[:8] == at {
 				ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
 				defer cancel()
 				list, _ = s.meshAt(ctx, c.root)

@@ -646,19 +646,24 @@ func (s *server) describe(ctx context.Context, in describeInput) (saidOutput, er
 	return saidOutput{Text: "description updated: " + text}, nil
 }
 
-func (s *server) fullID(id string) string { return id + "@" + s.shortID(s.checkout.root) }
+func (s *server) fullID(id string) string { return id + "@" + s.shortID() }
 
-func (s *server) shortID(root string) string {
-	if root == "" {
+// shortID names this checkout in peer_ids.
+func (s *server) shortID() string {
+	if s.checkout.id == "" {
 		return "alone"
 	}
-	return digest(root)[:8]
+	return s.checkout.id[:8]
 }
+
+var hostname = sync.OnceValue(func() string {
+	name, _ := os.Hostname()
+	return name
+})
 
 // meshHere lists who can be written to on this server, online or known.
 func (s *server) meshHere() []meshPeer {
-	now := time.Now()
-	host, _ := os.Hostname()
+	now, project := time.Now(), s.checkout.project()
 	var list []meshPeer
 	there := map[boardName]bool{}
 	for _, p := range s.board.peers() {
@@ -666,12 +671,12 @@ func (s *server) meshHere() []meshPeer {
 			continue
 		}
 		row := meshPeer{
-			PeerID: s.fullID(string(p.ID)), Name: p.Mesh.Name, Project: s.checkout.project(), Circle: p.Mesh.Circle, Role: p.Mesh.Role,
-			Status: "online", Path: s.checkout.root, Machine: host, Description: p.Mesh.Description, Backend: p.Client.Name,
+			PeerID: s.fullID(string(p.ID)), Name: p.Mesh.Name, Project: project, Circle: p.Mesh.Circle, Role: p.Mesh.Role,
+			Status: "online", Path: s.checkout.root, Machine: hostname(), Description: p.Mesh.Description, Backend: p.Client.Name,
 			LastSeen: stamp(now.Add(-time.Duration(p.LastSeen) * time.Second)), TurnState: p.Mesh.TurnState, here: true,
 		}
 		if p.Address != nil {
-			row.Machine = cmp.Or(p.Address.Host, host)
+			row.Machine = cmp.Or(p.Address.Host, hostname())
 		}
 		there[row.box()] = true
 		s.mesh.mu.Lock()
@@ -706,10 +711,9 @@ func (s *server) meshHere() []meshPeer {
 
 // offlinePeer is the row of a peer that has left. Its number may be another's by now, so it is called by its name.
 func (s *server) offlinePeer(held *nameRecord, root string) meshPeer {
-	host, _ := os.Hostname()
 	row := meshPeer{
-		PeerID: held.Box.circle + "/" + held.Box.name + "@" + s.shortID(root), Name: held.Box.name, Project: s.checkout.project(),
-		Circle: held.Box.circle, Role: cleanRole(held.Role), Status: "offline", Path: root, Machine: host, Backend: held.Client,
+		PeerID: held.Box.circle + "/" + held.Box.name + "@" + digest(root)[:8], Name: held.Box.name, Project: s.checkout.project(),
+		Circle: held.Box.circle, Role: cleanRole(held.Role), Status: "offline", Path: root, Machine: hostname(), Backend: held.Client,
 		LastSeen: stamp(time.UnixMilli(held.Seen)),
 	}
 	if millis()-held.Described < describeTime.Milliseconds() {
