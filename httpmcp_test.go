@@ -130,6 +130,10 @@ func FuzzHTTP(f *testing.F) {
 	} {
 		f.Add(seed.head, []byte(seed.body))
 	}
+	for _, c := range capabilities() {
+		f.Add(c.method+" "+c.path+" HTTP/1.1\r\nHost: 127.0.0.1:8741\r\nContent-Type: application/json\r\nAuthorization: Bearer {token}", []byte("{}"))
+		f.Add(clientHead+"\r\nMcp-Session-Id: {bridge}", fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":{}}}`, c.tool))
+	}
 	g := newHTTPRig(f)
 	f.Fuzz(func(t *testing.T, head string, body []byte) {
 		g.log.Reset()
