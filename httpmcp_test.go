@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -131,6 +130,10 @@ func FuzzHTTP(f *testing.F) {
 	} {
 		f.Add(seed.head, []byte(seed.body))
 	}
+	for _, c := range capabilities() {
+		f.Add(c.method+" "+c.path+" HTTP/1.1\r\nHost: 127.0.0.1:8741\r\nContent-Type: application/json\r\nAuthorization: Bearer {token}", []byte("{}"))
+		f.Add(clientHead+"\r\nMcp-Session-Id: {bridge}", fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":{}}}`, c.tool))
+	}
 	g := newHTTPRig(f)
 	f.Fuzz(func(t *testing.T, head string, body []byte) {
 		g.log.Reset()
@@ -234,14 +237,14 @@ func checkMCPAnswer(status int, body []byte) error {
 	return nil
 }
 
-// A client that speaks HTTP itself cancels a call by closing its request.
-func TestWaitEndsWithItsRequest(t *testing.T) {
+// A client that speaks HTTP itself cancels a call by closing its request, and with a session also by a notification.
+func TestCancelledOverHTTP(t *testing.T) {
 	began, ended := make(chan string), make(chan error)
 	wait := query("test.wait", "wait", "GET /api/v1/wait", "Wait.", "Use this to wait.",
 		func(s *server, ctx context.Context, in struct{}) (struct{}, error) {
 			began <- ""
 			<-ctx.Done()
-			ended <- ctx.Err()
+			ended <- context.Cause(ctx)
 			return in, nil
 		}, mayWait)
 	table := toolTable
@@ -252,32 +255,59 @@ func TestWaitEndsWithItsRequest(t *testing.T) {
 	t.Cleanup(h.Close)
 	g.url = h.URL
 	g.restore()
-	for name, test := range map[string]struct{ headers, meta string }{
-		"session":        {"Mcp-Session-Id: {new}", `{}`},
-		"bridge":         {"Mcp-Session-Id: {bridge}", `{}`},
-		"modern":         {"MCP-Protocol-Version: 2026-07-28, Mcp-Method: tools/call, Mcp-Name: wait", modernMeta},
-		"modern, worker": {"MCP-Protocol-Version: 2026-07-28, Mcp-Method: tools/call, Mcp-Name: wait, Majordomus-Client: 00000000000000000000000000000001", modernMeta},
+	const session = "Mcp-Session-Id: {new}"
+	const modern = "MCP-Protocol-Version: 2026-07-28, Mcp-Method: tools/call, Mcp-Name: wait"
+	post := func(ctx context.Context, headers, body string) (status int, text []byte, err error) {
+		r, err := http.NewRequestWithContext(ctx, "POST", h.URL+"/mcp", strings.NewReader(body))
+		must(t, err)
+		r.Header.Set("Content-Type", "application/json")
+		for header := range strings.SplitSeq(headers, ", ") {
+			key, value, _ := strings.Cut(g.names.Replace(header), ": ")
+			r.Header.Set(key, value)
+		}
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			return 0, nil, err
+		}
+		defer answer.Body.Close()
+		text, err = io.ReadAll(answer.Body)
+		return answer.StatusCode, text, err
+	}
+	for name, test := range map[string]struct {
+		headers, meta string
+		notify        bool
+	}{
+		"session, notified": {session, "{}", true},
+		"session, closed":   {session, "{}", false},
+		"bridge, notified":  {"Mcp-Session-Id: {bridge}", "{}", true},
+		"bridge, closed":    {"Mcp-Session-Id: {bridge}", "{}", false},
+		"modern":            {modern, modernMeta, false},
+		"modern, worker":    {modern + ", Majordomus-Client: 00000000000000000000000000000001", modernMeta, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
-			r, err := http.NewRequestWithContext(ctx, "POST", h.URL+"/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"wait","_meta":`+test.meta+`}}`))
-			must(t, err)
-			r.Header.Set("Content-Type", "application/json")
-			for header := range strings.SplitSeq(test.headers, ", ") {
-				key, value, _ := strings.Cut(g.names.Replace(header), ": ")
-				r.Header.Set(key, value)
-			}
-			failed := make(chan error)
+			answered := make(chan string)
 			go func() {
-				_, err := http.DefaultClient.Do(r)
-				failed <- err
+				status, text, err := post(ctx, test.headers, `{"jsonrpc":"2.0","id":"w","method":"tools/call","params":{"name":"wait","_meta":`+test.meta+`}}`)
+				answered <- fmt.Sprintf("%d %s %v", status, text, err)
 			}()
 			receive(t, began)
-			cancel()
-			if err := receive(t, ended); !errors.Is(err, context.Canceled) {
-				t.Error(err)
+			want := context.Canceled
+			if test.notify {
+				want = errCancelled
+				if status, text, err := post(t.Context(), test.headers, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"w"}}`); status != http.StatusAccepted || len(text) > 0 || err != nil {
+					t.Errorf("the notification got %d %s %v", status, text, err)
+				}
+			} else {
+				cancel()
 			}
-			receive(t, failed)
+			if err := receive(t, ended); err != want {
+				t.Errorf("the wait ended with %v", err)
+			}
+			if a := receive(t, answered); test.notify && a != "202  <nil>" {
+				t.Errorf("the call got %s", a)
+			}
+			cancel()
 		})
 	}
 }

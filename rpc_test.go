@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -216,16 +215,17 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-func TestReadLineSkipsWhatIsTooLong(t *testing.T) {
-	long := strings.Repeat("x", maxMessage+3)
-	r := bufio.NewReaderSize(strings.NewReader("a\n"+long+"\n"+long[:maxMessage]+"\r\nb"), 64<<10)
-	for _, want := range []struct {
-		length int
-		long   bool
-	}{{2, false}, {0, true}, {maxMessage + 2, false}, {1, false}} {
-		line, tooLong, _ := readLine(r)
-		if len(line) != want.length || tooLong != want.long {
-			t.Errorf("a line of %d bytes, too long %v; want %d, %v", len(line), tooLong, want.length, want.long)
+func TestLinesThatAreTooLong(t *testing.T) {
+	long := strings.Repeat("x", 2*maxMessage)
+	in := "a\n" + long[:maxMessage] + "\r\n" + long[:maxMessage+1] + "\n" + long + "\n" + long[:maxMessage] + "\nb"
+	c := newClient(strings.NewReader("\xef\xbb\xbf"+in), io.Discard, "x", func(string) string { return "" })
+	for _, want := range []int{1, maxMessage, -1, -1, maxMessage, 1} {
+		f, ok := c.next(t.Context(), nil)
+		if !ok || f.tooLong != (want < 0) || len(f.raw) != max(want, 0) {
+			t.Errorf("a line of %d bytes, too long %v; want %d", len(f.raw), f.tooLong, want)
 		}
+	}
+	if f, ok := c.next(t.Context(), nil); ok {
+		t.Errorf("a line of %d bytes more", len(f.raw))
 	}
 }

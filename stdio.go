@@ -190,7 +190,7 @@ func (c *client) read(in io.Reader) {
 		}
 		if line = bytes.Trim(line, " \t\r\n"); len(line) > 0 || tooLong {
 			f := frame{tooLong: true}
-			if !tooLong {
+			if !tooLong && len(line) <= maxMessage { // exactly what a bridge may post
 				f = readFrame(line)
 			}
 			c.mu.Lock()
@@ -206,15 +206,15 @@ func (c *client) read(in io.Reader) {
 	}
 }
 
-// readLine reads one line of at most maxMessage bytes into memory of its own;
-// what is longer is read to its end without being kept.
+// readLine reads one line of about maxMessage bytes at most into memory of its
+// own; what is longer is read to its end without being kept.
 func readLine(r *bufio.Reader) (line []byte, tooLong bool, err error) {
 	for {
 		part, err := r.ReadSlice('\n')
 		if !tooLong {
 			line = append(line, part...)
 		}
-		if len(line) > maxMessage+2 { // with its CRLF
+		if len(line) > maxMessage+16 { // with its CRLF, a BOM and some blanks
 			line, tooLong = nil, true
 		}
 		if err != bufio.ErrBufferFull {
