@@ -1,0 +1,244 @@
+//go:build unix
+
+package main
+
+// The pages as a browser shows them.
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestBrowserLayouts holds every page, with few and many on the board, to the width of the window, in light and dark.
+// With -screens DIR it leaves pictures for people to judge.
+func TestBrowserLayouts(t *testing.T) {
+	b := startBrowser(t)
+	for _, peers := range []int{0, 3, 60} {
+		url := serveGallery(t, peers)
+		n := b.open(url + "/board")
+		n.until(`document.querySelector('.status .good')`)
+		for _, c := range []struct{ name, path, ready string }{
+			{"board", "/board", `document.querySelector('.status .good')`},
+			{"home", "/", `document.querySelector('#now a')`},
+			{"swagger", "/swagger", `document.querySelector('.operation')`},
+			{"docs", "/docs/", `document.querySelector('#documents')`},
+			{"capability", "/docs/peers.list", `true`},
+			{"document", "/docs/files/README.md", `true`},
+		} {
+			if peers != 3 && c.name != "board" && c.name != "home" {
+				continue
+			}
+			n.load(url + c.path)
+			n.until(c.ready)
+			for _, width := range []int{360, 800, 1440} {
+				for _, scheme := range []string{"light", "dark"} {
+					n.look(width, 1000, scheme)
+					n.screenshot(fmt.Sprintf("%s-%d-%d-%s", c.name, peers, width, scheme))
+					if wide := n.eval(`document.documentElement.scrollWidth - innerWidth`); wide != 0.0 {
+						t.Errorf("%s with %d peers is %v pixels wider than a window of %d", c.path, peers, wide, width)
+					}
+				}
+			}
+		}
+		n.blameless(url)
+	}
+}
+
+// serveGallery serves the pages of a server whose board holds so many peers, some of whom are in each other's way.
+func serveGallery(t *testing.T, peers int) (url string) {
+	dir := newRepository(t)
+	at, err := findCheckout(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newServer(&settings{version: "1.2.3", timing: timings{probe: time.Second, read: patience}}, at, slog.New(slog.DiscardHandler), nil)
+	s.docs = newDocuments(at.root, "vcs")
+	s.docs.index(context.Background())
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.url = "http://" + ln.Addr().String()
+	board := galleryBoard(at, peers)
+	guarded := s.guard(s.routes())
+	hs := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/api/v1/peers":
+			writeJSON(w, 200, mustJSON(board))
+		case "/api/v1":
+			writeJSON(w, 200, []byte(`{"routes":[{"method":"GET","path":"/api/v1/peers"},{"method":"GET","path":"/api/v1/episodes"},{"method":"GET","path":"/api/v1/schedules"},{"method":"GET","path":"/api/v1/mesh/asks"}]}`))
+		case "/api/v1/episodes":
+			writeJSON(w, 200, mustJSON(galleryEpisodes(peers)))
+		case "/api/v1/schedules":
+			writeJSON(w, 200, mustJSON(gallerySchedules(peers)))
+		case "/api/v1/mesh/asks":
+			writeJSON(w, 200, mustJSON(galleryAsks(peers)))
+		default:
+			guarded.ServeHTTP(w, r)
+		}
+	})}
+	served := make(chan struct{}) // closed when the listener is
+	go func() {
+		defer close(served)
+		hs.Serve(ln)
+	}()
+	t.Cleanup(func() { hs.Close(); <-served })
+	return s.url
+}
+
+var galleryWork = []struct{ client, intent, scope string }{
+	{"claude-code", "teach the parser to recover after a missing brace", "parser,lexer/token.go"},
+	{"codex", "a new lexer that keeps comments", "lexer,parser/lex.go"},
+	{"gemini-cli", "", ""},
+	{"opencode", "bring the documentation of the configuration file up to date", "docs/configuration.md"},
+	{"cursor", "find out why the nightly build has failed since Tuesday", ".github/workflows"},
+	{"claude-code", "move the HTTP handlers into one package and give each a test", "internal/http,internal/server/handlers_test.go,internal/server/routes.go"},
+	{"vscode", "upgrade the linter and fix what it finds", "**/*.go"},
+}
+
+func galleryBoard(at checkout, n int) peersOutput {
+	places := []peerCheckout{
+		{ID: at.id, Worktree: at.root, Branch: "main", ThisCheckout: true},
+		{ID: digest("a"), Worktree: "/home/kim/work/compiler-lexer", Branch: "lexer"},
+		{ID: digest("b"), Worktree: "/home/kim/work/compiler-docs-of-the-configuration-file", Branch: "docs/configuration-file-reference"},
+		{ID: digest("c"), Worktree: "/home/kim/work/compiler-nightly", Branch: "fix/nightly"},
+		{ID: digest("d"), Worktree: "/home/kim/work/compiler-http", Branch: "http"},
+	}
+	out := peersOutput{Peers: []peer{}, Boards: []boardView{}, Complete: true, Omitted: map[string]int{}}
+	used := min(len(places), 1+n/2)
+	attachedAt := map[string]int{}
+	now := time.Now()
+	for i := range n {
+		work := galleryWork[i%len(galleryWork)]
+		where := &places[i*used/n]
+		p := peer{
+			ID: peerID(fmt.Sprintf("p%d", i+1)), Client: clientInfo{Name: work.client, Version: fmt.Sprintf("2.%d.1", i%7)}, Transport: "http",
+			ConnectedAt: stamp(now.Add(-time.Duration(i*i*40+50) * time.Second)), LastSeen: int64(i * i % 400), Attached: i%11 != 9, Checkout: where, Claims: []announcement{},
+			Mesh: &peerMesh{Name: strings.ToLower(filepath.Base(where.Worktree)), Circle: "default", Role: "agent"},
+		}
+		if i%used != 0 {
+			p.Mesh.Name = fmt.Sprintf("%s-%d", p.Mesh.Name, i)
+		}
+		switch i % 9 {
+		case 1:
+			p.Mesh.Role = "orchestrator"
+		case 4:
+			p.Mesh.Circle, p.Mesh.Description = "release", "keeps the nightly build green and answers questions about it"
+		case 7:
+			p.Mesh.Unverified = true
+		}
+		if work.intent != "" {
+			a := announcement{Intent: work.intent, Scope: strings.Split(work.scope, ","), At: p.ConnectedAt}
+			if i >= len(galleryWork) && i%5 != 0 { // not everybody is in everybody's way
+				a.Scope = []string{fmt.Sprintf("module%d", i), fmt.Sprintf("module%d_test", i)}
+			}
+			p.Announcement, p.Claims = &a, []announcement{a}
+			if i%8 == 5 {
+				p.Claims = append(p.Claims, announcement{Name: "subagent", Intent: "measure the cold start", Scope: []string{"bench"}, At: p.ConnectedAt})
+			}
+		}
+		if p.Attached {
+			out.Count++
+			attachedAt[where.ID]++
+		}
+		out.Peers = append(out.Peers, p)
+	}
+	for i, c := range places[:used] {
+		v := boardView{ID: c.ID, Worktree: c.Worktree, Branch: c.Branch, ThisCheckout: c.ThisCheckout, Standing: "ready", URL: fmt.Sprintf("http://127.0.0.1:%d", 40000+i), Attached: attachedAt[c.ID]}
+		if i == 3 {
+			v.Standing = "outdated"
+		}
+		out.Boards = append(out.Boards, v)
+	}
+	if n > 3 {
+		out.Complete = false
+		out.Boards = append(out.Boards, boardView{ID: digest("e"), Worktree: "/home/kim/work/compiler-release", Branch: "release/2.0", Standing: "stale", Reason: "a process holds its lease, but http://127.0.0.1:41873 does not answer for it: it did not answer within 2s"})
+		out.Omitted = map[string]int{"absent": 601, "stale": 4}
+	}
+	out.Covered = len(out.Boards) + out.Omitted["absent"] + out.Omitted["stale"]
+	out.Overlaps, _ = overlapsAmong(context.Background(), out.Peers)
+	return out
+}
+
+type galleryThing map[string]any
+
+func galleryEpisodes(n int) galleryThing {
+	list := []galleryThing{}
+	for i := range min(n, 4) {
+		e := galleryThing{"external_id": fmt.Sprintf("conv-%d", 42+i), "provider": "claude-code", "opened_at": stamp(time.Now().Add(-time.Hour)), "last_activity_seconds_ago": 40, "attachments": i + 1, "state": "open", "peer": "p1", "repository": "opened record 0042-parser-recovery"}
+		if i == 2 {
+			e["state"] = "detached"
+			delete(e, "peer")
+		}
+		list = append(list, e)
+	}
+	return galleryThing{"open": len(list), "detached": 0, "episodes": list}
+}
+
+func gallerySchedules(n int) galleryThing {
+	list := []galleryThing{}
+	for i := range min(n, 2) {
+		list = append(list, galleryThing{"schedule_id": fmt.Sprintf("sched-0badcaf%d", i), "from_peer": "compiler", "to_peer": "compiler-lexer", "kind": "notify", "fire_at": stamp(time.Now().Add(50 * time.Minute)), "text": "look at the nightly build", "cron": []string{"", "0 7 * * mon-fri"}[i]})
+	}
+	return galleryThing{"schedules": list}
+}
+
+func galleryAsks(n int) galleryThing {
+	list := []galleryThing{}
+	if n > 0 {
+		list = append(list, galleryThing{"id": "ask-c1a1c7dd", "from": "compiler", "to": "compiler-lexer", "state": "queued", "at": stamp(time.Now().Add(-7 * time.Minute)), "text": "Which tokens may hold a comment?"})
+	}
+	return galleryThing{"asks": list}
+}
+
+// newRepository makes a git checkout with documents in it.
+func newRepository(t *testing.T) string {
+	dir := filepath.Join(t.TempDir(), "compiler")
+	for name, text := range map[string]string{
+		"README.md":             readmeSample,
+		"AGENTS.md":             "# How to work here\n\nRead [the configuration](docs/configuration.md#keys).\n",
+		"docs/configuration.md": "# Configuration\n\n## Keys\n\nNone.\n",
+		"docs/latin.md":         "# caf\xe9\n",
+	} {
+		write(t, filepath.Join(dir, name), text)
+	}
+	git(t, dir, "init", "-q", "-b", "main")
+	git(t, dir, "add", "-A")
+	git(t, dir, "commit", "-q", "-m", "start")
+	return dir
+}
+
+const readmeSample = "# A compiler\n\nIt *compiles* **everything**, see [the documentation](docs/configuration.md) and <https://example.com/>.\n\n" +
+	"## Start\n\n```sh\ngo run . --help   # <all> flags & more\n```\n\n1. first\n2. second\n   - a detail with `code`\n   - [ ] a task\n\n" +
+	"> A quote\n> of two lines.\n\n| flag | means |\n|---|---:|\n| `-v` | *verbose* |\n| `-q` | quiet |\n\n" +
+	"<img src=x onerror=alert(1)> [bad](javascript:alert(1)) ![a picture](https://example.com/x.png)\n\n---\n\nThe end.\n"
+
+func write(t testing.TB, name, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func git(t testing.TB, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("git", args...)
+	cmd.Dir = dir
+	cmd.Env = append(gitEnvironment(os.Environ()), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_NOSYSTEM=1",
+		"GIT_AUTHOR_NAME=test", "GIT_AUTHOR_EMAIL=test@example.com", "GIT_COMMITTER_NAME=test", "GIT_COMMITTER_EMAIL=test@example.com")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("git %s: %v\n%s", args[0], err, out)
+	}
+}
