@@ -286,7 +286,7 @@ func documentURL(name string) string { return (&url.URL{Path: "/docs/files/" + n
 // documentLink says where a link of the document leads: to http and https, or, within the repository, to another document.
 // A browser takes more for an address than url.Parse does, so a relative one is not passed on but made anew.
 func documentLink(name, address string) string {
-	if strings.ContainsFunc(address, func(r rune) bool { return r <= ' ' || r == '\\' || r == 0x7f }) {
+	if strings.ContainsFunc(address, func(r rune) bool { return r < ' ' || r == '\\' || r == 0x7f }) {
 		return ""
 	}
 	u, err := url.Parse(address)

@@ -334,7 +334,9 @@ func (m *markdown) indented(lines []string) int {
 	return end
 }
 
-func isQuote(line string) bool { return indent(line) < 4 && strings.HasPrefix(strings.TrimLeft(line, " "), ">") }
+func isQuote(line string) bool {
+	return indent(line) < 4 && strings.HasPrefix(strings.TrimLeft(line, " "), ">")
+}
 
 func (m *markdown) quote(lines []string, depth int) int {
 	n := 0

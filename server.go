@@ -40,9 +40,9 @@ type server struct {
 	board    *board
 	mesh     *mesh
 	docs     *documents // nil when alone
-	lease    *lease // nil when alone
-	url      string // "" when alone; never changes once others can call
-	why      string // why this server is alone, for its own client
+	lease    *lease     // nil when alone
+	url      string     // "" when alone; never changes once others can call
+	why      string     // why this server is alone, for its own client
 	started  time.Time
 	listing  singleflight.Group // one enumeration of the checkouts at a time
 	episodes *episodeTable
@@ -254,7 +254,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		return p.alone(ctx, &aloneError{doing: "serving this checkout", err: err, retry: true})
 	}
 	s.logServing()
-	p.background.Go(s.indexDocuments) // ends with the index, or with s.calls
+	p.background.Go(s.indexDocuments)     // ends with the index, or with s.calls
 	defer context.AfterFunc(ctx, func() { // a signal: first of all, somebody else may serve
 		s.releaseLease()
 		s.close()
