@@ -7,11 +7,7 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
-	"net"
 	"net/http"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -56,43 +52,26 @@ func TestBrowserLayouts(t *testing.T) {
 // serveGallery serves the pages of a server whose board holds so many peers, some of whom are in each other's way.
 func serveGallery(t *testing.T, peers int) (url string) {
 	dir := newRepository(t)
-	at, err := findCheckout(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newServer(&settings{version: "1.2.3", timing: timings{probe: time.Second, read: patience}}, at, slog.New(slog.DiscardHandler), nil)
-	s.docs = newDocuments(at.root, "vcs")
-	s.docs.index(context.Background())
-	ln, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.url = "http://" + ln.Addr().String()
-	board := galleryBoard(at, peers)
-	guarded := s.guard(s.routes())
-	hs := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		switch r.URL.Path {
-		case "/api/v1/peers":
-			writeJSON(w, 200, mustJSON(board))
-		case "/api/v1":
-			writeJSON(w, 200, []byte(`{"routes":[{"method":"GET","path":"/api/v1/peers"},{"method":"GET","path":"/api/v1/episodes"},{"method":"GET","path":"/api/v1/schedules"},{"method":"GET","path":"/api/v1/mesh/asks"}]}`))
-		case "/api/v1/episodes":
-			writeJSON(w, 200, mustJSON(galleryEpisodes(peers)))
-		case "/api/v1/schedules":
-			writeJSON(w, 200, mustJSON(gallerySchedules(peers)))
-		case "/api/v1/mesh/asks":
-			writeJSON(w, 200, mustJSON(galleryAsks(peers)))
-		default:
-			guarded.ServeHTTP(w, r)
-		}
-	})}
-	served := make(chan struct{}) // closed when the listener is
-	go func() {
-		defer close(served)
-		hs.Serve(ln)
-	}()
-	t.Cleanup(func() { hs.Close(); <-served })
-	return s.url
+	s := newPageServer(t, dir, "vcs")
+	board := galleryBoard(s.checkout, peers)
+	return servePages(t, s, func(guarded http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			switch r.URL.Path {
+			case "/api/v1/peers":
+				writeJSON(w, 200, mustJSON(board))
+			case "/api/v1":
+				writeJSON(w, 200, []byte(`{"routes":[{"method":"GET","path":"/api/v1/peers"},{"method":"GET","path":"/api/v1/episodes"},{"method":"GET","path":"/api/v1/schedules"},{"method":"GET","path":"/api/v1/mesh/asks"}]}`))
+			case "/api/v1/episodes":
+				writeJSON(w, 200, mustJSON(galleryEpisodes(peers)))
+			case "/api/v1/schedules":
+				writeJSON(w, 200, mustJSON(gallerySchedules(peers)))
+			case "/api/v1/mesh/asks":
+				writeJSON(w, 200, mustJSON(galleryAsks(peers)))
+			default:
+				guarded.ServeHTTP(w, r)
+			}
+		})
+	})
 }
 
 var galleryWork = []struct{ client, intent, scope string }{
@@ -198,47 +177,4 @@ func galleryAsks(n int) galleryThing {
 		list = append(list, galleryThing{"id": "ask-c1a1c7dd", "from": "compiler", "to": "compiler-lexer", "state": "queued", "at": stamp(time.Now().Add(-7 * time.Minute)), "text": "Which tokens may hold a comment?"})
 	}
 	return galleryThing{"asks": list}
-}
-
-// newRepository makes a git checkout with documents in it.
-func newRepository(t *testing.T) string {
-	dir := filepath.Join(t.TempDir(), "compiler")
-	for name, text := range map[string]string{
-		"README.md":             readmeSample,
-		"AGENTS.md":             "# How to work here\n\nRead [the configuration](docs/configuration.md#keys).\n",
-		"docs/configuration.md": "# Configuration\n\n## Keys\n\nNone.\n",
-		"docs/latin.md":         "# caf\xe9\n",
-	} {
-		write(t, filepath.Join(dir, name), text)
-	}
-	git(t, dir, "init", "-q", "-b", "main")
-	git(t, dir, "add", "-A")
-	git(t, dir, "commit", "-q", "-m", "start")
-	return dir
-}
-
-const readmeSample = "# A compiler\n\nIt *compiles* **everything**, see [the documentation](docs/configuration.md) and <https://example.com/>.\n\n" +
-	"## Start\n\n```sh\ngo run . --help   # <all> flags & more\n```\n\n1. first\n2. second\n   - a detail with `code`\n   - [ ] a task\n\n" +
-	"> A quote\n> of two lines.\n\n| flag | means |\n|---|---:|\n| `-v` | *verbose* |\n| `-q` | quiet |\n\n" +
-	"<img src=x onerror=alert(1)> [bad](javascript:alert(1)) ![a picture](https://example.com/x.png)\n\n---\n\nThe end.\n"
-
-func write(t testing.TB, name, text string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func git(t testing.TB, dir string, args ...string) {
-	t.Helper()
-	cmd := exec.Command("git", args...)
-	cmd.Dir = dir
-	cmd.Env = append(gitEnvironment(os.Environ()), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_NOSYSTEM=1",
-		"GIT_AUTHOR_NAME=test", "GIT_AUTHOR_EMAIL=test@example.com", "GIT_COMMITTER_NAME=test", "GIT_COMMITTER_EMAIL=test@example.com")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("git %s: %v\n%s", args[0], err, out)
-	}
 }
