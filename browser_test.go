@@ -30,7 +30,6 @@ import (
 var screens = flag.String("screens", "", "directory to write screenshots of the pages to")
 
 type browser struct {
-	t    testing.TB
 	cmd  *exec.Cmd
 	in   *os.File
 	dead chan struct{} // closed when it has been reaped
@@ -75,7 +74,7 @@ func startBrowser(t *testing.T) *browser {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &browser{t: t, in: in, dead: make(chan struct{}), waiting: map[int]chan devtoolsMessage{}, tabs: map[string]*tab{}}
+	b := &browser{in: in, dead: make(chan struct{}), waiting: map[int]chan devtoolsMessage{}, tabs: map[string]*tab{}}
 	b.cmd = exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--no-default-browser-check",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions", "--disable-breakpad",
 		"--disable-crash-reporter", "--disable-dev-shm-usage", "--hide-scrollbars", "--password-store=basic", "--use-mock-keychain",
@@ -94,7 +93,7 @@ func startBrowser(t *testing.T) *browser {
 		close(b.dead)
 	}()
 	t.Cleanup(func() {
-		b.end()
+		b.end(t)
 		out.Close()
 		for deadline := time.Now().Add(patience); os.RemoveAll(dir) != nil && time.Now().Before(deadline); {
 			<-time.After(10 * time.Millisecond) // its children are in the middle of their last writes
@@ -104,12 +103,12 @@ func startBrowser(t *testing.T) *browser {
 }
 
 // end asks the browser to leave, and then ends whatever is left of its process group.
-func (b *browser) end() {
+func (b *browser) end(t testing.TB) {
 	b.command("", "Browser.close", nil)
 	select {
 	case <-b.dead:
 	case <-time.After(patience):
-		b.t.Errorf("the browser has not ended after %v", patience)
+		t.Errorf("the browser has not ended after %v", patience)
 	}
 	syscall.Kill(-b.cmd.Process.Pid, syscall.SIGKILL)
 	b.in.Close()
@@ -182,6 +181,7 @@ func (b *browser) command(session, method string, params any) (json.RawMessage, 
 
 // tab is one page, and what it did.
 type tab struct {
+	t       testing.TB
 	b       *browser
 	session string
 	loaded  chan struct{} // a receive means that a page has been loaded
@@ -192,31 +192,39 @@ type tab struct {
 	faults   []string // what no page of ours may do
 }
 
-// open shows the address in a new tab and waits until it is loaded.
-func (b *browser) open(address string) *tab {
-	b.t.Helper()
+// open shows the address in a new tab, for the time of the test, and waits until it is loaded.
+func (b *browser) open(t testing.TB, address string) *tab {
+	t.Helper()
+	n := &tab{t: t, b: b, loaded: make(chan struct{}, 100)}
 	var target struct {
 		ID string `json:"targetId"`
 	}
-	b.must(&target, "", "Target.createTarget", map[string]any{"url": "about:blank"})
+	n.must(&target, "Target.createTarget", map[string]any{"url": "about:blank"})
+	t.Cleanup(func() { b.command("", "Target.closeTarget", target) })
 	var attached struct {
 		Session string `json:"sessionId"`
 	}
-	b.must(&attached, "", "Target.attachToTarget", map[string]any{"targetId": target.ID, "flatten": true})
-	n := &tab{b: b, session: attached.Session, loaded: make(chan struct{}, 100)}
+	n.must(&attached, "Target.attachToTarget", map[string]any{"targetId": target.ID, "flatten": true})
+	n.session = attached.Session
 	b.mu.Lock()
 	b.tabs[n.session] = n
 	b.mu.Unlock()
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
 		n.must(nil, domain+".enable", nil)
 	}
-	n.must(nil, "Page.bringToFront", nil)
+	n.show()
 	n.load(address)
 	return n
 }
 
+// show brings the tab to the front: a page that nobody sees asks for nothing.
+func (n *tab) show() {
+	n.t.Helper()
+	n.must(nil, "Page.bringToFront", nil)
+}
+
 func (n *tab) load(address string) {
-	n.b.t.Helper()
+	n.t.Helper()
 	for len(n.loaded) > 0 {
 		<-n.loaded
 	}
@@ -224,24 +232,19 @@ func (n *tab) load(address string) {
 	select {
 	case <-n.loaded:
 	case <-time.After(patience):
-		n.b.t.Fatalf("%s is not loaded after %v", address, patience)
-	}
-}
-
-func (b *browser) must(result any, session, method string, params any) {
-	b.t.Helper()
-	answer, err := b.command(session, method, params)
-	if err == nil && result != nil {
-		err = json.Unmarshal(answer, result)
-	}
-	if err != nil {
-		b.t.Fatal(err)
+		n.t.Fatalf("%s is not loaded after %v", address, patience)
 	}
 }
 
 func (n *tab) must(result any, method string, params any) {
-	n.b.t.Helper()
-	n.b.must(result, n.session, method, params)
+	n.t.Helper()
+	answer, err := n.b.command(n.session, method, params)
+	if err == nil && result != nil {
+		err = json.Unmarshal(answer, result)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 // note keeps what an event tells. It is called by the reader, which fails nothing.
@@ -304,25 +307,25 @@ func (n *tab) forgive(texts ...string) {
 
 // blameless requires that the page did nothing that none of ours may do, and asked nobody but the server.
 func (n *tab) blameless(server string) {
-	n.b.t.Helper()
+	n.t.Helper()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, f := range n.faults {
-		n.b.t.Errorf("the page: %s", f)
+		n.t.Errorf("the page: %s", f)
 	}
 	if len(n.requests) == 0 {
-		n.b.t.Error("the page asked for nothing")
+		n.t.Error("the page asked for nothing")
 	}
 	for _, r := range n.requests {
 		if _, address, _ := strings.Cut(r, " "); address != server && !strings.HasPrefix(address, server+"/") {
-			n.b.t.Errorf("the page asked %s, which is not its server", r)
+			n.t.Errorf("the page asked %s, which is not its server", r)
 		}
 	}
 }
 
 // eval runs JavaScript and returns its value; a promise is waited for.
 func (n *tab) eval(script string) any {
-	n.b.t.Helper()
+	n.t.Helper()
 	var answer struct {
 		Result           struct{ Value any }
 		ExceptionDetails *struct {
@@ -332,14 +335,14 @@ func (n *tab) eval(script string) any {
 	}
 	n.must(&answer, "Runtime.evaluate", map[string]any{"expression": script, "awaitPromise": true, "returnByValue": true, "userGesture": true})
 	if e := answer.ExceptionDetails; e != nil {
-		n.b.t.Fatalf("%s: %s %s", script, e.Text, e.Exception.Description)
+		n.t.Fatalf("%s: %s %s", script, e.Text, e.Exception.Description)
 	}
 	return answer.Result.Value
 }
 
 // until waits until an expression is true. It looks whenever the document changes.
 func (n *tab) until(expression string) {
-	n.b.t.Helper()
+	n.t.Helper()
 	ok := n.eval(fmt.Sprintf(`new Promise(resolve => {
 		const watch = new MutationObserver(look);
 		const late = setTimeout(() => { watch.disconnect(); resolve(false); }, %d);
@@ -353,22 +356,29 @@ func (n *tab) until(expression string) {
 		if (!look()) watch.observe(document, {subtree: true, childList: true, attributes: true, characterData: true});
 	})`, patience.Milliseconds()*9/10, expression))
 	if ok != true {
-		n.b.t.Fatalf("it never came true that %s; the page shows:\n%v", expression, n.eval("document.body.innerText"))
+		n.t.Fatalf("it never came true that %s; the page shows:\n%v", expression, n.eval("document.body.innerText"))
 	}
+}
+
+// soon is until, without waiting for the page's own next question.
+func (n *tab) soon(expression string) {
+	n.t.Helper()
+	n.eval(`document.dispatchEvent(new Event('visibilitychange'))`)
+	n.until(expression)
 }
 
 func (n *tab) text() string { return fmt.Sprint(n.eval("document.body.innerText")) }
 
 // look sets the size of the window, in CSS pixels, and the colours that the page is asked for.
 func (n *tab) look(width, height int, scheme string) {
-	n.b.t.Helper()
+	n.t.Helper()
 	n.must(nil, "Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false})
 	n.must(nil, "Emulation.setEmulatedMedia", map[string]any{"features": []any{map[string]any{"name": "prefers-color-scheme", "value": scheme}}})
 }
 
 // screenshot writes what the page shows, from its top and not all of a very long one, when -screens asks for it.
 func (n *tab) screenshot(name string) {
-	n.b.t.Helper()
+	n.t.Helper()
 	if *screens == "" {
 		return
 	}
@@ -384,6 +394,6 @@ func (n *tab) screenshot(name string) {
 		err = os.WriteFile(filepath.Join(*screens, name+".png"), data, 0o644)
 	}
 	if err != nil {
-		n.b.t.Fatal(err)
+		n.t.Fatal(err)
 	}
 }

@@ -23,13 +23,26 @@ import (
 	"time"
 )
 
-// TestBrowserLayouts holds every page, with few and many on the board, to the width of the window, in light and dark.
-// With -screens DIR it leaves pictures for people to judge.
-func TestBrowserLayouts(t *testing.T) {
+// TestBrowser shows the pages in a browser, one for all of its tests.
+func TestBrowser(t *testing.T) {
 	b := startBrowser(t)
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, *browser)
+	}{
+		{"layouts", testLayouts}, {"board", testBoard}, {"incomplete", testIncomplete}, {"lost", testLost},
+		{"other", testOtherRepository}, {"explorer", testExplorer}, {"keyboard", testKeyboard},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, b) })
+	}
+}
+
+// testLayouts holds every page, with few and many on the board, to the width of the window, in light and dark.
+// With -screens DIR it leaves pictures for people to judge.
+func testLayouts(t *testing.T, b *browser) {
 	for _, peers := range []int{0, 3, 60} {
 		url := serveGallery(t, peers)
-		n := b.open(url + "/board")
+		n := b.open(t, url+"/board")
 		n.until(`document.querySelector('.status .good')`)
 		for _, c := range []struct{ name, path, ready string }{
 			{"board", "/board", `document.querySelector('.status .good')`},
@@ -190,9 +203,8 @@ const (
 	hostilePath   = `a/<svg onload=alert(4)>/&lt;b&gt;`
 )
 
-// TestBrowserBoard watches a board change under two checkouts, with names that want to be more than text.
-func TestBrowserBoard(t *testing.T) {
-	b := startBrowser(t)
+// testBoard watches a board change under two checkouts, with names that want to be more than text.
+func testBoard(t *testing.T, b *browser) {
 	dir := newRepository(t)
 	tree := filepath.Join(filepath.Dir(dir), hostileName)
 	git(t, dir, "worktree", "add", "-q", "-b", "<b>branch</b>", tree)
@@ -202,7 +214,7 @@ func TestBrowserBoard(t *testing.T) {
 	url := serverURL(t, dir)
 	serverURL(t, tree)
 
-	n := b.open(url + "/board")
+	n := b.open(t, url+"/board")
 	n.until(`document.querySelectorAll('.peer').length === 2`)
 	n.until(`document.querySelector('.status .good')?.textContent === 'Live'`)
 	text := n.text()
@@ -231,9 +243,9 @@ func TestBrowserBoard(t *testing.T) {
 	// a third comes and leaves; what it claimed stays
 	third := startAgent(t, dir, "third")
 	third.announce("", "half done", "elsewhere")
-	n.until(`document.querySelectorAll('.peer').length === 3 && document.querySelector('.status').textContent.includes('3 peers')`)
+	n.soon(`document.querySelectorAll('.peer').length === 3 && document.querySelector('.status').textContent.includes('3 peers')`)
 	third.leave()
-	n.until(`document.querySelector('.peer.left')?.textContent.includes('half done') && document.querySelector('.status').textContent.includes('2 peers')`)
+	n.soon(`document.querySelector('.peer.left')?.textContent.includes('half done') && document.querySelector('.status').textContent.includes('2 peers')`)
 
 	if n.eval(`document.querySelectorAll('#board img, #board script, #board svg, #board b, #board i').length`) != 0.0 {
 		t.Error("somebody's text became markup")
@@ -243,14 +255,13 @@ func TestBrowserBoard(t *testing.T) {
 	}
 	n.blameless(url)
 
-	home := b.open(url + "/")
+	home := b.open(t, url+"/")
 	home.until(`document.querySelector('#now .names')?.textContent.includes('claims nothing') === false && document.querySelector('#now .bad')`)
 	home.blameless(url)
 }
 
-// TestBrowserIncomplete shows a checkout whose board cannot be read, until it can.
-func TestBrowserIncomplete(t *testing.T) {
-	b := startBrowser(t)
+// testIncomplete shows a checkout whose board cannot be read, until it can.
+func testIncomplete(t *testing.T, b *browser) {
 	dir := newRepository(t)
 	tree := filepath.Join(filepath.Dir(dir), "tree")
 	git(t, dir, "worktree", "add", "-q", tree)
@@ -263,31 +274,30 @@ func TestBrowserIncomplete(t *testing.T) {
 	}
 	defer won.lease.release()
 
-	n := b.open(url + "/board")
+	n := b.open(t, url+"/board")
 	n.until(`document.querySelector('.status .warn')?.textContent.includes('Incomplete')`)
 	n.until(`document.querySelector('#unread')?.textContent.includes('tree') && document.querySelector('#unread').textContent.includes('has not said yet where it answers')`)
 	if err := won.lease.release(); err != nil {
 		t.Fatal(err)
 	}
 	startAgent(t, tree, "late", "--http-port", "0")
-	n.until(`!document.querySelector('#unread') && !document.querySelector('.status .warn') && document.querySelector('.status').textContent.includes('2 peers')`)
+	n.soon(`!document.querySelector('#unread') && !document.querySelector('.status .warn') && document.querySelector('.status').textContent.includes('2 peers')`)
 	n.blameless(url)
 }
 
-// TestBrowserLost takes the server away. The board says so, keeps what it knew, and finds the next server at the address.
-func TestBrowserLost(t *testing.T) {
-	b := startBrowser(t)
+// testLost takes the server away. The board says so, keeps what it knew, and finds the next server at the address.
+func testLost(t *testing.T, b *browser) {
 	dir := newRepository(t)
 	first := startAgent(t, dir, "first", "--http-port", "0")
 	first.announce("", "the first work", "docs")
 	url := serverURL(t, dir)
-	n := b.open(url + "/board")
+	n := b.open(t, url+"/board")
 	n.until(`document.querySelector('.peer')?.textContent.includes('the first work')`)
-	home := b.open(url + "/")
+	home := b.open(t, url+"/")
 	home.until(`document.querySelector('#now .names')`)
 	first.leave()
 	home.until(`document.querySelector('#now .bad')?.textContent.includes('does not answer')`)
-	n.must(nil, "Page.bringToFront", nil) // nothing is asked for while nobody looks
+	n.show()
 	n.until(`document.querySelector('.status .bad')?.textContent === 'Server lost'`)
 	n.until(`document.querySelector('.notice.bad')?.textContent.includes('does not answer') && document.querySelector('.content.stale .peer')`)
 	if title := n.eval(`document.title`); title != "(lost) Board · compiler · majordomus" {
@@ -313,9 +323,8 @@ func TestBrowserLost(t *testing.T) {
 	}
 }
 
-// TestBrowserOtherRepository does not mix two boards when a server of another repository takes the port.
-func TestBrowserOtherRepository(t *testing.T) {
-	b := startBrowser(t)
+// testOtherRepository does not mix two boards when a server of another repository takes the port.
+func testOtherRepository(t *testing.T, b *browser) {
 	one, other := newPageServer(t, newRepository(t), "vcs"), newPageServer(t, newRepository(t), "vcs")
 	one.board.attach(attachment{Transport: "http", Carried: carried{Name: "peer-of-one"}})
 	other.board.attach(attachment{Transport: "http", Carried: carried{Name: "peer-of-other"}})
@@ -325,25 +334,24 @@ func TestBrowserOtherRepository(t *testing.T) {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handlers[moved.Load()].ServeHTTP(w, r) })
 	})
 	other.url = url
-	n := b.open(url + "/board")
+	n := b.open(t, url+"/board")
 	n.until(`document.querySelector('.peer')?.textContent.includes('peer-of-one')`)
 	moved.Store(true)
-	n.until(`document.querySelector('.notice.bad')?.textContent.includes('Another repository is served here now')`)
+	n.soon(`document.querySelector('.notice.bad')?.textContent.includes('Another repository is served here now')`)
 	if text := n.text(); !strings.Contains(text, "peer-of-one") || strings.Contains(text, "peer-of-other") {
 		t.Errorf("two boards were mixed:\n%s", text)
 	}
 	moved.Store(false)
-	n.until(`!document.querySelector('.notice.bad') && document.querySelector('.status .good')`)
+	n.soon(`!document.querySelector('.notice.bad') && document.querySelector('.status .good')`)
 	n.blameless(url)
 }
 
-// TestBrowserExplorer calls every operation, and holds the curl lines to what they promise.
-func TestBrowserExplorer(t *testing.T) {
-	b := startBrowser(t)
+// testExplorer calls every operation, and holds the curl lines to what they promise.
+func testExplorer(t *testing.T, b *browser) {
 	dir := newRepository(t)
 	startAgent(t, dir, "first", "--http-port", "0")
 	url := serverURL(t, dir)
-	n := b.open(url + "/swagger#server.status")
+	n := b.open(t, url+"/swagger#server.status")
 	n.until(`document.getElementById('server.status')?.open`)
 	n.eval(`for (const d of document.querySelectorAll('details')) d.open = true`)
 	for _, c := range capabilities() {
@@ -415,11 +423,10 @@ func runCurl(t *testing.T, dir, line string) string {
 	return string(out)
 }
 
-// TestBrowserKeyboard reaches the content and opens an operation without a mouse.
-func TestBrowserKeyboard(t *testing.T) {
-	b := startBrowser(t)
+// testKeyboard reaches the content and opens an operation without a mouse.
+func testKeyboard(t *testing.T, b *browser) {
 	url := servePages(t, newPageServer(t, newRepository(t), "vcs"), nil)
-	n := b.open(url + "/swagger")
+	n := b.open(t, url+"/swagger")
 	n.until(`document.querySelector('.operation')`)
 	press := func(key string, code int) {
 		for _, kind := range []string{"keyDown", "keyUp"} {
