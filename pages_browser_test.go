@@ -580,7 +580,7 @@ func gallerySchedules(n int) galleryThing {
 func galleryAsks(n int) galleryThing {
 	list := []galleryThing{}
 	if n > 0 {
-		list = append(list, galleryThing{"id": "ask-c1a1c7dd", "from": "compiler", "to": "compiler-lexer", "state": "queued", "at": stamp(time.Now().Add(-7 * time.Minute)), "text": "Which tokens may hold a comment?"})
+		list = append(list, galleryThing{"id": "ask-c1a1c7dd", "from": "compiler", "to": "compiler-lexer", "state": "unread", "age_seconds": 430})
 	}
 	return galleryThing{"asks": list}
 }

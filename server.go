@@ -96,7 +96,9 @@ func newServer(set *settings, at checkout, log *slog.Logger, l *lease) *server {
 var toolTable = sync.OnceValue(func() map[string]*capability {
 	byName := map[string]*capability{}
 	for _, c := range capabilities() {
-		byName[c.tool] = &c
+		if c.tool != "" {
+			byName[c.tool] = &c
+		}
 	}
 	return byName
 })

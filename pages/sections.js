@@ -2,20 +2,19 @@
 // needs an entry here and nothing else. items turns the answer of the route into
 // { key, title, tags, facts, text }: facts are texts or nodes in one line.
 
-import { ago, plural, since } from './dom.js';
+import { ago, plural, since, span } from './dom.js';
 
 export const sections = [
   {
     id: 'asks',
-    title: 'Open asks',
+    title: 'Open asks of this checkout',
     path: '/api/v1/mesh/asks',
     none: 'Nobody waits for an answer.',
-    items: answer => (answer.asks ?? []).map(a => ({
+    items: answer => answer.asks.map(a => ({
       key: a.id,
-      title: `${a.from} asks ${a.to}`,
-      tags: [a.state],
-      facts: [a.id, since(a.at, '', ' ago')],
-      text: a.text,
+      title: `${a.from} waits for ${a.to}`,
+      tags: [{ queued: 'on the way', unread: 'unread' }[a.state]],
+      facts: [a.id, `for ${span(a.age_seconds)}`],
     })),
   },
   {
@@ -39,7 +38,7 @@ export const sections = [
   },
   {
     id: 'schedules',
-    title: 'Schedules',
+    title: 'Schedules of this checkout',
     path: '/api/v1/schedules?mine_only=false&include_cron=true',
     none: 'Nothing is scheduled.',
     items: answer => answer.schedules.map(s => ({
