@@ -46,7 +46,7 @@ func testLayouts(t *testing.T, b *browser) {
 		n.until(`document.querySelector('.status .good')`)
 		for _, c := range []struct{ name, path, ready string }{
 			{"board", "/board", `document.querySelector('.status .good')`},
-			{"home", "/", `document.querySelector('#now a')`},
+			{"home", "/", `document.querySelector('#now p:not(.none)')`},
 			{"swagger", "/swagger", `document.querySelector('.operation')`},
 			{"docs", "/docs/", `document.querySelector('#documents')`},
 			{"capability", "/docs/peers.list", `true`},
@@ -366,6 +366,8 @@ func testExplorer(t *testing.T, b *browser) {
 		}
 		runCurl(t, dir, fmt.Sprint(n.eval(at+`.querySelector('.curl code').textContent`)))
 	}
+	n.look(1000, 800, "light")
+	n.screenshot("swagger-open")
 	status := n.eval(`document.getElementById('peers.list').querySelector('.answer .state').textContent`)
 	if answer := n.eval(`document.getElementById('peers.list').querySelector('.answer code').textContent`); status != "200 OK" || !strings.Contains(fmt.Sprint(answer), `"name": "first"`) {
 		t.Errorf("peers.list answers %v: %v", status, answer)

@@ -149,6 +149,10 @@ func (p *page) addExposure(c *capability) {
 
 func (p *page) addPolicies(c *capability) {
 	p.add(`<section><h2 id="policies">Policies</h2><div class="table" tabindex="0"><table class="facts"><tr><th scope="col">policy</th><th scope="col">holds</th><th scope="col">which means</th></tr>`)
+	answers := "the tool answers text and the value below"
+	if c.tool == "" {
+		answers = "there is no tool; the route answers the value below"
+	}
 	for _, policy := range []struct {
 		name    string
 		holds   bool
@@ -159,7 +163,7 @@ func (p *page) addPolicies(c *capability) {
 		{"destructive", c.destructive, "may end or overwrite what belongs to others", "ends and overwrites nothing of others"},
 		{"may wait", c.mayWait, "may be held for a while before it answers", "answers as soon as it can"},
 		{"needs the token", c.token, "the route wants Authorization: Bearer with the token of the lease file", "the route asks for no token"},
-		{"text only", c.textOnly, "the tool answers text; the route answers the value below", "the tool answers text and the value below"},
+		{"text only", c.textOnly, "the tool answers text; the route answers the value below", answers},
 	} {
 		word, means := "no", policy.no
 		if policy.holds {
@@ -211,8 +215,8 @@ func (f *field) rules(input bool) markup {
 	var p page
 	if f.enum != nil {
 		p.add(` <span class="rule">one of`)
-		for _, word := range f.enum {
-			p.add(` <code>%s</code>`, word)
+		for i, word := range f.enum {
+			p.add(`%s <code>%s</code>`, strings.Repeat(",", min(i, 1)), word)
 		}
 		p.add(`</span>`)
 	}

@@ -5,6 +5,7 @@ import { live, source } from './live.js';
 
 const root = document.getElementById('now');
 const server = source();
+const most = 12; // peers that are named here; the board has all
 let at = 0;
 
 live(() => server.ask('/api/v1/peers'), ({ board }) => {
@@ -12,12 +13,13 @@ live(() => server.ask('/api/v1/peers'), ({ board }) => {
   const here = board.peers.filter(p => p.attached);
   const overlaps = board.overlaps?.length ?? 0;
   patch(root, [
-    h('p', null, h('a', { href: '/board' }, plural(board.count, 'peer')), ` in ${plural(new Set(here.map(p => p.checkout?.id)).size, 'checkout')}`,
+    h('p', null, here.length === 0 ? 'Nobody is attached.'
+      : [h('a', { href: '/board' }, plural(board.count, 'peer')), ` in ${plural(new Set(here.map(p => p.checkout?.id)).size, 'checkout')}`],
       overlaps > 0 && [' ', h('a', { class: 'state bad', href: '/board#meeting' }, overlaps === 1 ? '1 pair of claims meets' : `${overlaps} pairs of claims meet`)],
       !board.complete && [' ', h('a', { class: 'state warn', href: '/board#unread' }, 'Incomplete')]),
-    h('ul', { class: 'names' }, here.slice(0, 24).map(p => h('li', { key: `${p.checkout?.id} ${p.id}` },
+    h('ul', { class: 'names' }, here.slice(0, most).map(p => h('li', { key: `${p.checkout?.id} ${p.id}` },
       h('strong', null, said(p.mesh?.name ?? p.client.name)), ' ', h('span', { class: 'dim' }, said(p.announcement?.intent ?? 'claims nothing'))))),
-    here.length > 24 && h('p', null, h('a', { href: '/board' }, `and ${here.length - 24} more`)),
+    here.length > most && h('p', null, h('a', { href: '/board' }, `and ${here.length - most} more`)),
   ]);
 }, () => {
   server.lost();
