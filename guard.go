@@ -162,7 +162,7 @@ func (s *server) serveUnrouted(w http.ResponseWriter, r *http.Request, handler h
 		s.failure(w, r, 405, "method_not_allowed", fmt.Sprintf("%s is not allowed here, only %s", clip(r.Method, 20), allow))
 		return
 	}
-	s.failure(w, r, 404, "not_found", "there is nothing at this path; GET / lists what is served")
+	s.pageFailure(w, r, 404, "not_found", "there is nothing at this path; GET / lists what is served")
 }
 
 // headOnly is a ResponseWriter that keeps the head and drops the body.

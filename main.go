@@ -56,6 +56,7 @@ var version string
 // Exit codes beside 0.
 const (
 	exitUsage    = 2
+	exitStrict   = 10
 	exitInternal = 13
 )
 
@@ -70,9 +71,13 @@ func main() {
 
 // exitCode is the one place that turns an error into an exit code.
 func exitCode(err error, stderr io.Writer) int {
+	refused := (*strictRefusal)(nil)
 	switch wrong := (usageError{}); {
 	case err == nil:
 		return 0
+	case errors.As(err, &refused):
+		fmt.Fprintf(stderr, "majordomus: %v\nhint: mend it, or start without --strict, which lists it as unreadable\n", err)
+		return exitStrict
 	case errors.As(err, &wrong):
 		fmt.Fprintf(stderr, "majordomus: %v\nhint: majordomus help\n", err)
 		return exitUsage
@@ -231,7 +236,7 @@ func commandMCP(ctx context.Context, args []string, stdin io.Reader, stdout, std
 		p.elector = newElector(p)
 	}
 	p.run(ctx)
-	return nil
+	return p.refusal
 }
 
 func newElector(p *process) *elector {

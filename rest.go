@@ -107,7 +107,7 @@ type homeAnswer struct {
 // is: only a process that has read the lease file can compute the proof.
 func (s *server) serveHome(w http.ResponseWriter, r *http.Request) {
 	if wantsPage(r) {
-		s.servePage(w, r, "home")
+		s.serveHomePage(w, r)
 		return
 	}
 	answer := homeAnswer{

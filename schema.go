@@ -240,7 +240,9 @@ func toolsList() json.RawMessage {
 	tools.once.Do(func() {
 		var list []object
 		for _, c := range capabilities() {
-			list = append(list, c.describeTool())
+			if c.tool != "" {
+				list = append(list, c.describeTool())
+			}
 		}
 		tools.list = mustJSON(object{{"tools", list}})
 	})

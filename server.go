@@ -39,9 +39,10 @@ type server struct {
 	log      *slog.Logger
 	board    *board
 	mesh     *mesh
-	lease    *lease // nil when alone
-	url      string // "" when alone; never changes once others can call
-	why      string // why this server is alone, for its own client
+	docs     *documents // nil when alone
+	lease    *lease     // nil when alone
+	url      string     // "" when alone; never changes once others can call
+	why      string     // why this server is alone, for its own client
 	started  time.Time
 	listing  singleflight.Group // one enumeration of the checkouts at a time
 	episodes *episodeTable
@@ -95,7 +96,9 @@ func newServer(set *settings, at checkout, log *slog.Logger, l *lease) *server {
 var toolTable = sync.OnceValue(func() map[string]*capability {
 	byName := map[string]*capability{}
 	for _, c := range capabilities() {
-		byName[c.tool] = &c
+		if c.tool != "" {
+			byName[c.tool] = &c
+		}
 	}
 	return byName
 })
@@ -215,7 +218,13 @@ func (s *server) listen() (net.Listener, error) {
 // publish, log; serve its own client and the others; end in order. It returns
 // the election that follows, nil when the process is to leave.
 func (p *process) serve(ctx context.Context, l *lease) *ballot {
+	docs := newDocuments(p.checkout.root, p.set.discovery)
+	if p.refuses(ctx, docs) {
+		l.release()
+		return nil
+	}
 	s := newServer(p.set, p.checkout, p.log, l)
+	s.docs = docs
 	s.openMesh()
 	own := s.attachOwn(p.client)
 	s.mesh.confirm(written, p.client.arrived()...) // by answers of the server before
@@ -247,6 +256,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		return p.alone(ctx, &aloneError{doing: "serving this checkout", err: err, retry: true})
 	}
 	s.logServing()
+	p.background.Go(s.indexDocuments)     // ends with the index, or with s.calls
 	defer context.AfterFunc(ctx, func() { // a signal: first of all, somebody else may serve
 		s.releaseLease()
 		s.close()

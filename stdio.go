@@ -408,6 +408,8 @@ type process struct {
 	background sync.WaitGroup // what is seen off while the client has moved on
 
 	attachFailing time.Time // since when attaching fails; zero when it does not
+	roles         int       // how many it has had, this one included
+	refusal       error     // why it does not serve, see refuses
 }
 
 // ballot is an election that is going on or has ended.
@@ -448,6 +450,7 @@ func (p *process) run(ctx context.Context) {
 			b.abandon()
 			return
 		}
+		p.roles++
 		switch {
 		case b.err != nil:
 			b = p.alone(ctx, b.err)
