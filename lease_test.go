@@ -531,13 +531,6 @@ func receive[T any](t *testing.T, from <-chan T) T {
 	}
 }
 
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func skipAsRoot(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() == 0 {

@@ -229,3 +229,10 @@ func TestLinesThatAreTooLong(t *testing.T) {
 		t.Errorf("a line of %d bytes more", len(f.raw))
 	}
 }
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
