@@ -78,8 +78,9 @@ func (s *server) openMesh() {
 		}
 	}
 	m.journal = &journal{root: s.checkout.root, path: path, lease: s.lease, log: s.log, apply: m.applyAll, state: m.everything}
-	m.journal.start(r.found)
-	if len(m.state.out) > 0 || len(m.state.threads) > 0 {
+	pending := len(m.state.out) > 0 || len(m.state.threads) > 0
+	m.journal.start(r.found) // from here on its goroutine changes the state
+	if pending {
 		s.tendSoon()
 	}
 }
