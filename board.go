@@ -205,7 +205,7 @@ func newMember(a attachment) *boardEntry {
 		wanted:    cleanName(a.Carried.Name, "peer"),
 		circle:    cleanName(a.Carried.Circle, "default"),
 		role:      cleanRole(a.Carried.Role),
-		described: cleanText(a.Carried.Description, descriptionLimit),
+		described: oneCell(cleanText(a.Carried.Description, descriptionLimit)), describedAt: now,
 	}
 	if a.Carried.Initialize != nil || a.Carried.Version != "" || a.Carried.Episode != nil {
 		m.carried = &carried{Initialize: a.Carried.Initialize, Version: a.Carried.Version, Episode: a.Carried.Episode}

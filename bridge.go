@@ -353,12 +353,41 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 	case b.isLost():
 		cut(errServerGone)
 	case ctx.Err() == nil && b.p.client.done():
+		// What still waits is answered first. It may not even have come to the
+		// server: the end of the session would then overtake it.
+		if answered := goWait(&waits); !isClosed(answered) {
+			b.endInput()
+			waitAtMost(answered, 2*time.Second)
+		}
 		b.lostOnce.Do(func() {}) // the end of our own session is no loss
-		b.end(b.main)            // which has the server answer what still waits
+		b.end(b.main)
 		b.ended = true
 	}
 	waits.Wait()
 	cut(nil)
+}
+
+// goWait gives a channel that is closed when all of the group are done.
+func goWait(group *sync.WaitGroup) <-chan struct{} {
+	done := make(chan struct{})
+	go func() { // ends with the group
+		group.Wait()
+		close(done)
+	}()
+	return done
+}
+
+// endInput tells the server that the client will say nothing more: what waits is
+// to be answered with what there is, now and when it comes.
+func (b *bridge) endInput() {
+	ctx, cancel := context.WithTimeout(context.Background(), b.p.set.timing.probe)
+	defer cancel()
+	c, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
+	if err != nil {
+		return
+	}
+	defer c.close()
+	c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer()+endedHeader+": input\r\n", request("ping", []byte("{}")), maxAnswer)
 }
 
 // end ends the session at the server, on c when that is good for it; what goes

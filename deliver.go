@@ -83,6 +83,9 @@ func (s *server) callServer(ctx context.Context, root, method string, params any
 			return nil, refuse(code, "%s", clip(r.message(), 500))
 		default:
 			l.conn.close()
+			if reused && ctx.Err() == nil {
+				continue // another process may be the server there by now
+			}
 			return nil, fmt.Errorf("%w: %s", errNotServed, clip(r.message(), 200))
 		}
 	}
@@ -252,7 +255,7 @@ func (s *server) strike(o *outgoing, h handed) error {
 		if o.Entry.Open != nil {
 			e.Close = &closing{ID: o.Entry.Open.ID, By: "refused"}
 		}
-	case h.closed && o.Entry.Close != nil && o.Entry.Close.Letter != nil && o.Entry.Close.Letter.Text != "":
+	case h.closed && o.Entry.Close != nil && o.Entry.Close.By == "recipient" && o.Entry.Close.Letter != nil && o.Entry.Close.Letter.Text != "":
 		failure = errThreadClosed.Error()
 	case len(h.full) > 0:
 		failure = fmt.Sprintf("full: the mailbox of %s", listBoxes(h.full))
@@ -376,6 +379,10 @@ func (s *server) serveLook(w http.ResponseWriter, r *http.Request, m message) {
 		return
 	}
 	s.mesh.settled()
+	if !s.holds() {
+		s.refused(w, r, errLeaseLost)
+		return
+	}
 	result := lookResult{Peers: s.meshHere()}
 	if p.Thread != "" {
 		s.mesh.mu.Lock()
@@ -426,6 +433,9 @@ func (s *server) meshEverywhere(ctx context.Context) (list []meshPeer, silent []
 		})
 	}
 	group.Wait()
+	if s.lease == nil && len(list) > 0 { // this checkout has a server too, whose peers are numbered like ours
+		list[0].PeerID = "alone-" + list[0].PeerID
+	}
 	for i, c := range siblings {
 		list = append(list, there[i]...)
 		if failed[i] != nil {
@@ -459,6 +469,18 @@ func (s *server) meshAt(ctx context.Context, root string) ([]meshPeer, error) {
 	return list, err
 }
 
+// keysOf lists the deliveries of an ask that are not done.
+func (m *mesh) keysOf(id string) (keys []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, o := range m.state.out {
+		if o.Entry.Open != nil && o.Entry.Open.ID == id {
+			keys = append(keys, o.Entry.Key)
+		}
+	}
+	return keys
+}
+
 func (m *mesh) waitsFor(root string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -469,7 +491,7 @@ func (m *mesh) waitsFor(root string) bool {
 func (s *server) tendSoon() {
 	m := s.mesh
 	m.mu.Lock()
-	if !m.tendOn && s.lease != nil && !s.gone() {
+	if !m.tendOn && !m.closed && s.lease != nil {
 		m.tendOn = true
 		m.tending.Go(s.tendMesh)
 	}

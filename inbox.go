@@ -250,8 +250,14 @@ func (m *mesh) releaseLocked(p *parcel, seen bool) {
 func (m *mesh) confirm(how durability, numbers ...int64) {
 	m.mu.Lock()
 	known := slices.DeleteFunc(slices.Clone(numbers), func(n int64) bool { return m.state.carried[n] == nil })
-	for _, n := range known {
-		delete(m.parcels, n)
+	for _, n := range numbers {
+		switch p := m.parcels[n]; {
+		case p == nil:
+		case slices.Contains(known, n):
+			delete(m.parcels, n) // its letters are held until they are gone
+		default:
+			m.releaseLocked(p, true)
+		}
 	}
 	m.mu.Unlock()
 	if len(known) > 0 {
@@ -353,10 +359,12 @@ func (m *mesh) sessionEnded(n *session) {
 	}
 }
 
-// parcelHeader and confirmHeader name parcels between a server and a bridge, several with commas.
+// parcelHeader and confirmHeader name parcels between a server and a bridge, several with commas. endedHeader says that a
+// bridge's client will say nothing more.
 const (
 	parcelHeader  = "Majordomus-Delivery"
 	confirmHeader = "Majordomus-Confirm"
+	endedHeader   = "Majordomus-Ended"
 )
 
 func parcelNumbers(header string) (numbers []int64) {
@@ -463,9 +471,13 @@ func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]
 		defer s.working.Add(1)
 	}
 	reader := make(chan struct{}, 1)
-	m.mu.Lock()
-	m.readers[a.box] = append(m.readers[a.box], reader)
-	m.mu.Unlock()
+	register := func(from, to boardName) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.unreadLocked(from, reader)
+		m.readers[to] = append(m.readers[to], reader)
+	}
+	register(a.box, a.box)
 	defer func() {
 		m.mu.Lock()
 		m.unreadLocked(a.box, reader)
@@ -474,6 +486,10 @@ func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]
 	t := time.NewTimer(patience)
 	defer t.Stop()
 	for {
+		if who, ok := s.nameNow(a); ok && who != a.box { // it has resumed its work under another name
+			register(a.box, who)
+			a.box = who
+		}
 		if list, more := s.take(ctx, a, reader); list != nil {
 			return list, more, nil
 		}
@@ -493,6 +509,15 @@ func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]
 			return nil, 0, errCancelled
 		}
 	}
+}
+
+// nameNow is the name of an actor, which may change while it waits.
+func (s *server) nameNow(a actor) (boardName, bool) {
+	if a.session == nil {
+		return a.box, true
+	}
+	who, ok := s.board.who(a.session.peer)
+	return who.box, ok
 }
 
 // openAsks lists the open asks of a name, and says how many more there are.

@@ -24,6 +24,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -35,6 +36,9 @@ const (
 	journalGrowth = 256 << 10              // bytes by which it may grow before it is looked at whether it could be smaller
 )
 
+// lazyTime is how long what is not urgent waits for something that is: a process that starts has better to do than to write.
+const lazyTime = 50 * time.Millisecond
+
 // testHookJournal fails a write or a sync of the journal.
 var testHookJournal func() error
 
@@ -42,7 +46,8 @@ var testHookJournal func() error
 type durability int
 
 const (
-	loose   durability = iota // nobody waits
+	lazy    durability = iota // it has been applied, and may take lazyTime: who is here, which the next server learns anyway
+	loose                     // nobody waits
 	written                   // a kill of the process does not lose it
 	synced                    // nor does a power cut; and what cannot be written is refused
 )
@@ -143,15 +148,27 @@ func (j *journal) drain() {
 
 // take waits for something to write; nil when there will be nothing more.
 func (j *journal) take() []*commit {
-	for {
+	var late <-chan time.Time // a receive means that what is not urgent has waited for long enough
+	for due := false; ; {
 		j.mu.Lock()
-		batch, closed := j.queue, j.closed
-		j.queue = nil
-		j.mu.Unlock()
-		if len(batch) > 0 || closed {
-			return batch
+		batch := j.queue
+		urgent := due || j.closed || slices.ContainsFunc(batch, func(c *commit) bool { return c.how != lazy })
+		if urgent {
+			j.queue = nil
 		}
-		<-j.wake
+		closed := j.closed
+		j.mu.Unlock()
+		switch {
+		case urgent && len(batch) > 0 || closed:
+			return batch
+		case len(batch) > 0 && late == nil:
+			late = time.After(lazyTime)
+		}
+		select {
+		case <-j.wake:
+		case <-late:
+			due = true
+		}
 	}
 }
 

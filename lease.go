@@ -232,6 +232,10 @@ func reasonOf(err error) string {
 	if errors.As(err, &p) {
 		return p.Err.Error()
 	}
+	var l *os.LinkError
+	if errors.As(err, &l) {
+		return l.Err.Error()
+	}
 	return err.Error()
 }
 

@@ -351,10 +351,18 @@ func (st *store) retract(t *thread) bool {
 
 func (st *store) carry(c *carriage) {
 	kept := carriage{Number: c.Number, Box: c.Box}
-	for _, l := range st.boxes[c.Box] {
-		if slices.Contains(c.Refs, l.Ref) {
-			l.Carriers = append(slices.Clip(l.Carriers), c.Number)
-			kept.Refs = append(kept.Refs, l.Ref)
+	note := func(box boardName) {
+		for _, l := range st.boxes[box] {
+			if slices.Contains(c.Refs, l.Ref) {
+				l.Carriers = append(slices.Clip(l.Carriers), c.Number)
+				kept.Box, kept.Refs = box, append(kept.Refs, l.Ref)
+			}
+		}
+	}
+	note(c.Box)
+	for box := range st.boxes {
+		if kept.Refs == nil { // the mailbox has been moved just now
+			note(box)
 		}
 	}
 	if kept.Refs != nil {

@@ -41,6 +41,7 @@ type mesh struct {
 	tend    chan struct{} // a receive means that something may have to be handed over or to lapse
 	tending sync.WaitGroup
 	tendOn  bool
+	closed  bool
 }
 
 func newMesh(log *slog.Logger) *mesh {
@@ -77,10 +78,10 @@ func (s *server) openMesh() {
 			m.kept[box] = held.Identity
 		}
 	}
+	waits := len(m.state.out) > 0 || len(m.state.threads) > 0
 	m.journal = &journal{root: s.checkout.root, path: path, lease: s.lease, log: s.log, apply: m.applyAll, state: m.everything}
-	pending := len(m.state.out) > 0 || len(m.state.threads) > 0
-	m.journal.start(r.found) // from here on its goroutine changes the state
-	if pending {
+	m.journal.start(r.found)
+	if waits {
 		s.tendSoon()
 	}
 }
@@ -88,6 +89,9 @@ func (s *server) openMesh() {
 // closeMesh ends what the mesh does by itself and writes what is still to be written.
 func (s *server) closeMesh() {
 	m := s.mesh
+	m.mu.Lock()
+	m.closed = true // nobody begins to tend any more
+	m.mu.Unlock()
 	m.tending.Wait()
 	if m.journal != nil {
 		m.journal.close()
@@ -119,7 +123,7 @@ func (m *mesh) commit(e *entry, how durability) (applied, error) {
 	}
 	c := &commit{entry: e, how: how, done: make(chan struct{})}
 	m.journal.submit(c)
-	if how == loose {
+	if how <= loose {
 		return applied{}, nil
 	}
 	<-c.done
@@ -130,7 +134,7 @@ func (m *mesh) applyAll(batch []*commit) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range batch {
-		if c.err == nil && c.entry != nil {
+		if c.err == nil && c.entry != nil && c.how != lazy {
 			c.out, c.err = m.applyLocked(c.entry)
 		}
 	}
@@ -163,9 +167,16 @@ func (m *mesh) everything(each func(*entry)) (vital bool) {
 	return m.state.vital()
 }
 
-// nameChanged notes that a name has been taken or left. The board's mutex is held, which keeps the order.
+// nameChanged notes that a name has been taken or left. The board's mutex is held, which keeps the order. It counts at
+// once: who has just left is still known.
 func (m *mesh) nameChanged(r nameRecord) {
-	m.commit(&entry{Name: &r}, loose)
+	e := &entry{At: millis(), Name: &r}
+	m.mu.Lock()
+	m.state.apply(e)
+	m.mu.Unlock()
+	if m.journal != nil {
+		m.journal.submit(&commit{entry: e, how: lazy, done: make(chan struct{})})
+	}
 }
 
 // reserved says whether a free name is not for this peer: another's who may come back for it, the human's, or one whose
@@ -255,5 +266,10 @@ func (s *server) takeName(id peerID, name boardName) error {
 		return nil
 	}
 	_, err := s.mesh.commit(&entry{Move: &move{From: was, To: name}}, synced)
+	// Whoever waits for messages finds out under which name it does so now.
+	s.mesh.mu.Lock()
+	defer s.mesh.mu.Unlock()
+	s.mesh.wakeLocked(was)
+	s.mesh.wakeLocked(name)
 	return err
 }

@@ -48,6 +48,7 @@ type waitingCalls struct {
 	mu    sync.Mutex
 	ends  map[string]context.CancelCauseFunc
 	begun int
+	ended bool // none waits any more
 }
 
 // callOrder is the key of a call's place in the order in which its client made
@@ -67,6 +68,9 @@ func (w *waitingCalls) begin(ctx context.Context, id json.RawMessage) (context.C
 		w.ends = map[string]context.CancelCauseFunc{}
 	}
 	w.ends[string(id)] = cancel
+	if w.ended {
+		cancel(errInputEnded)
+	}
 	return ctx, func() {
 		w.mu.Lock()
 		delete(w.ends, string(id))
@@ -92,6 +96,7 @@ func (w *waitingCalls) cancel(params json.RawMessage) bool {
 func (w *waitingCalls) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.ended = true
 	for _, end := range w.ends {
 		end(errInputEnded)
 	}

@@ -240,7 +240,7 @@ func (s *server) closeFollowed(ctx context.Context, a actor, t *thread, side str
 	out := s.closeThread(e, a, t, side, s.followed(a, t, side, to, id))
 	_, err := s.mesh.commit(e, synced)
 	if err == nil && out != nil {
-		if h := s.handOver(ctx, out.To, out.Entry.Key); h.closed {
+		if h := s.handOver(ctx, out.To, out.Entry.Key); h.closed && side == "recipient" {
 			err = errThreadClosed
 		}
 	}
@@ -294,6 +294,10 @@ func (s *server) closeThread(e *entry, a actor, t *thread, side string, l *lette
 	if to == (place{}) {
 		return nil
 	}
+	if side == "asker" {
+		// What is still here need not go there. It may be on its way at this moment: the closing follows all the same.
+		e.Sent = s.mesh.keysOf(t.ID)
+	}
 	far := closing{ID: t.ID, By: side}
 	if l != nil {
 		copied := *l
@@ -335,6 +339,8 @@ func (s *server) ackAsk(ctx context.Context, in ackInput) (saidOutput, error) {
 		h.note = s.whyQueued(done.stored[0], a.box)
 	}
 	switch {
+	case h.closed && side == "asker": // it never came there
+		h = handed{}
 	case errors.Is(h.err, errThreadClosed), h.closed:
 		if in.Message != "" {
 			return saidOutput{}, refuse("refused", "#%s is closed already; the message was not delivered: use notify_peer, or a new ask", t.ID)
