@@ -237,8 +237,22 @@ func (b *bridge) confirmOn(ctx context.Context, c *conn) {
 	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
 	defer cancel()
 	if len(b.p.client.arrived()) > 0 && !c.dead {
-		b.pingOn(ctx, c)
+		b.pingOn(ctx, c, "{}")
 	}
+}
+
+// endWaits has the server answer what waits, since the client has nothing more
+// to say. Ending the session would do so too, but not for a call that is still
+// on its way there: it would find no session, and be made again at the next.
+func (b *bridge) endWaits(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
+	defer cancel()
+	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+	if err != nil {
+		return false
+	}
+	defer c.close()
+	return b.pingOn(ctx, c, `{"input":"ended"}`)
 }
 
 // request is a message of the bridge's own.
@@ -302,12 +316,12 @@ func (b *bridge) ping(ctx context.Context) bool {
 		return false
 	}
 	defer c.close()
-	return b.pingOn(ctx, c)
+	return b.pingOn(ctx, c, "{}")
 }
 
-func (b *bridge) pingOn(ctx context.Context, c *conn) bool {
+func (b *bridge) pingOn(ctx context.Context, c *conn, params string) bool {
 	arrived, header := b.confirm()
-	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer()+header, request("ping", []byte("{}")), maxAnswer)
+	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer()+header, request("ping", []byte(params)), maxAnswer)
 	if err != nil || r.status != http.StatusOK {
 		return false
 	}
@@ -352,9 +366,20 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 	switch {
 	case b.isLost():
 		cut(errServerGone)
-	case ctx.Err() == nil && b.p.client.done():
+	case ctx.Err() != nil:
+		if waiting.open() && !b.endWaits(exchanges) {
+			cut(errServerGone)
+		}
+	case b.p.client.done():
+		if waiting.open() && !b.endWaits(exchanges) {
+			cut(errServerGone)
+		}
+		waits.Wait()
+		if b.isLost() || !b.p.client.done() {
+			break // what waited was given back, for the next server
+		}
 		b.lostOnce.Do(func() {}) // the end of our own session is no loss
-		b.end(b.main)            // which has the server answer what still waits
+		b.end(b.main)
 		b.ended = true
 	}
 	waits.Wait()
@@ -411,7 +436,7 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 			return false
 		case err != nil, r.status != http.StatusOK && (code == "session_not_found" || code == "lease_lost"):
 			b.p.client.unread(f)
-			b.lose(loss{})
+			b.lose(loss{goodbye: err == nil}) // a server that says so waits for the session to be ended
 			return false
 		case r.status == http.StatusOK:
 			b.give(f, r)

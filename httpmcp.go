@@ -297,6 +297,9 @@ func (s *server) servePrivate(w http.ResponseWriter, r *http.Request, n *session
 		s.serveWatch(w, r, n, m)
 	case m.method == "ping" && n != nil && n.attached:
 		// The bridge's own: no sign of life of its client.
+		if stringMember(m.params, "input") == "ended" {
+			n.waiting.end()
+		}
 		writeJSON(w, http.StatusOK, resultMessage(m.id, []byte("{}")))
 	case m.method == "majordomus/watch", m.method == "ping":
 		s.sessionNotFound(w, r)
