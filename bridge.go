@@ -237,8 +237,22 @@ func (b *bridge) confirmOn(ctx context.Context, c *conn) {
 	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
 	defer cancel()
 	if len(b.p.client.arrived()) > 0 && !c.dead {
-		b.pingOn(ctx, c)
+		b.pingOn(ctx, c, "{}")
 	}
+}
+
+// endWaits has the server answer what waits, since the client has nothing more
+// to say. Ending the session would do so too, but not for a call that is still
+// on its way there: it would find no session, and be made again at the next.
+func (b *bridge) endWaits(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
+	defer cancel()
+	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+	if err != nil {
+		return false
+	}
+	defer c.close()
+	return b.pingOn(ctx, c, `{"input":"ended"}`)
 }
 
 // request is a message of the bridge's own.
@@ -302,12 +316,12 @@ func (b *bridge) ping(ctx context.Context) bool {
 		return false
 	}
 	defer c.close()
-	return b.pingOn(ctx, c)
+	return b.pingOn(ctx, c, "{}")
 }
 
-func (b *bridge) pingOn(ctx context.Context, c *conn) bool {
+func (b *bridge) pingOn(ctx context.Context, c *conn, params string) bool {
 	arrived, header := b.confirm()
-	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer()+header, request("ping", []byte("{}")), maxAnswer)
+	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer()+header, request("ping", []byte(params)), maxAnswer)
 	if err != nil || r.status != http.StatusOK {
 		return false
 	}
@@ -352,12 +366,17 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 	switch {
 	case b.isLost():
 		cut(errServerGone)
-	case ctx.Err() == nil && b.p.client.done():
-		// What still waits is answered first. It may not even have come to the
-		// server: the end of the session would then overtake it.
-		if answered := goWait(&waits); !isClosed(answered) {
-			b.endInput()
-			waitAtMost(answered, 2*time.Second)
+	case ctx.Err() != nil:
+		if waiting.open() && !b.endWaits(exchanges) {
+			cut(errServerGone)
+		}
+	case b.p.client.done():
+		if waiting.open() && !b.endWaits(exchanges) {
+			cut(errServerGone)
+		}
+		waits.Wait()
+		if b.isLost() || !b.p.client.done() {
+			break // what waited was given back, for the next server
 		}
 		b.lostOnce.Do(func() {}) // the end of our own session is no loss
 		b.end(b.main)
@@ -365,29 +384,6 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 	}
 	waits.Wait()
 	cut(nil)
-}
-
-// goWait gives a channel that is closed when all of the group are done.
-func goWait(group *sync.WaitGroup) <-chan struct{} {
-	done := make(chan struct{})
-	go func() { // ends with the group
-		group.Wait()
-		close(done)
-	}()
-	return done
-}
-
-// endInput tells the server that the client will say nothing more: what waits is
-// to be answered with what there is, now and when it comes.
-func (b *bridge) endInput() {
-	ctx, cancel := context.WithTimeout(context.Background(), b.p.set.timing.probe)
-	defer cancel()
-	c, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
-	if err != nil {
-		return
-	}
-	defer c.close()
-	c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer()+endedHeader+": input\r\n", request("ping", []byte("{}")), maxAnswer)
 }
 
 // end ends the session at the server, on c when that is good for it; what goes
@@ -440,7 +436,7 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 			return false
 		case err != nil, r.status != http.StatusOK && (code == "session_not_found" || code == "lease_lost"):
 			b.p.client.unread(f)
-			b.lose(loss{})
+			b.lose(loss{goodbye: err == nil}) // a server that says so waits for the session to be ended
 			return false
 		case r.status == http.StatusOK:
 			b.give(f, r)

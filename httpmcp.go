@@ -297,7 +297,7 @@ func (s *server) servePrivate(w http.ResponseWriter, r *http.Request, n *session
 		s.serveWatch(w, r, n, m)
 	case m.method == "ping" && n != nil && n.attached:
 		// The bridge's own: no sign of life of its client.
-		if r.Header.Get(endedHeader) != "" {
+		if stringMember(m.params, "input") == "ended" {
 			n.waiting.end()
 		}
 		writeJSON(w, http.StatusOK, resultMessage(m.id, []byte("{}")))

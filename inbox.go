@@ -359,12 +359,10 @@ func (m *mesh) sessionEnded(n *session) {
 	}
 }
 
-// parcelHeader and confirmHeader name parcels between a server and a bridge, several with commas. endedHeader says that a
-// bridge's client will say nothing more.
+// parcelHeader and confirmHeader name parcels between a server and a bridge, several with commas.
 const (
 	parcelHeader  = "Majordomus-Delivery"
 	confirmHeader = "Majordomus-Confirm"
-	endedHeader   = "Majordomus-Ended"
 )
 
 func parcelNumbers(header string) (numbers []int64) {

@@ -48,7 +48,7 @@ type waitingCalls struct {
 	mu    sync.Mutex
 	ends  map[string]context.CancelCauseFunc
 	begun int
-	ended bool // none waits any more
+	over  bool // the client has nothing more to say: a call that begins now does not wait
 }
 
 // callOrder is the key of a call's place in the order in which its client made
@@ -68,7 +68,7 @@ func (w *waitingCalls) begin(ctx context.Context, id json.RawMessage) (context.C
 		w.ends = map[string]context.CancelCauseFunc{}
 	}
 	w.ends[string(id)] = cancel
-	if w.ended {
+	if w.over {
 		cancel(errInputEnded)
 	}
 	return ctx, func() {
@@ -91,15 +91,22 @@ func (w *waitingCalls) cancel(params json.RawMessage) bool {
 	return end != nil
 }
 
-// end lets every call be answered now, with what there is: its client has left
-// or is about to.
+// end lets every call be answered now, with what there is, and those that are
+// still on their way: the client has left or is about to.
 func (w *waitingCalls) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.ended = true
+	w.over = true
 	for _, end := range w.ends {
 		end(errInputEnded)
 	}
+}
+
+// open reports whether there are any.
+func (w *waitingCalls) open() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.ends) > 0
 }
 
 // onlyWait makes the latest wait for messages the only one of its session:
