@@ -240,6 +240,15 @@ func testBoard(t *testing.T, b *browser) {
 	}
 	n.until(`document.querySelectorAll('.peer.hot').length === 2 && document.querySelectorAll('.peer code.hot').length === 2`)
 
+	// what else there is to know has a section each
+	second.ask("tools/call", map[string]any{"name": "majordomus_session_attach", "arguments": map[string]any{"external_id": "elsewhere"}})
+	first.ask("tools/call", map[string]any{"name": "majordomus_session_attach", "arguments": map[string]any{"external_id": "<b>work</b>"}})
+	second.ask("tools/call", map[string]any{"name": "ask", "arguments": map[string]any{"peer_name": "compiler", "query": "what was asked"}})
+	n.soon(`document.querySelector('#episodes')?.textContent.includes('<b>work</b>') && document.querySelector('#asks')?.textContent.includes('waits for compiler')`)
+	if text := n.text(); strings.Contains(text, "what was asked") {
+		t.Errorf("the board tells what was asked:\n%s", text)
+	}
+
 	// a third comes and leaves; what it claimed stays
 	third := startAgent(t, dir, "third")
 	third.announce("", "half done", "elsewhere")

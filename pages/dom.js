@@ -54,7 +54,7 @@ function update(node, d) {
     if (node.data !== String(d)) node.data = String(d);
     return;
   }
-  const before = described.get(node)?.attributes ?? {};
+  const before = described.get(node)?.attributes ?? Object.fromEntries([...node.attributes].map(a => [a.name, a.value])); // as the server sent it
   for (const name of new Set([...Object.keys(before), ...Object.keys(d.attributes)])) {
     if (before[name] !== d.attributes[name]) setAttribute(node, name, d.attributes[name]);
   }
