@@ -52,6 +52,7 @@ type schedule struct {
 	Kind    string    `json:"kind"` // notify, ask
 	Text    string    `json:"text"`
 	Due     int64     `json:"due"` // milliseconds since 1970
+	Made    int64     `json:"made"`
 	Cron    string    `json:"cron,omitempty"`
 	Failing bool      `json:"failing,omitempty"` // the last firing failed, and the creator knows
 }
@@ -204,7 +205,10 @@ func (m *mesh) dueAt(now time.Time) (due []schedule, next int64, any bool) {
 	return due, next, any
 }
 
-func bySchedule(a, b schedule) int { return cmp.Or(cmp.Compare(a.Due, b.Due), cmp.Compare(a.ID, b.ID)) }
+// bySchedule is the order in which schedules are sent: those of one moment as they were created.
+func bySchedule(a, b schedule) int {
+	return cmp.Or(cmp.Compare(a.Due, b.Due), cmp.Compare(a.Made, b.Made), cmp.Compare(a.ID, b.ID))
+}
 
 // fire sends what a schedule holds, once, for all its due times that have come. An error means that it is due still.
 func (s *server) fire(sc *schedule) error {
@@ -443,7 +447,7 @@ func (s *server) schedule(ctx context.Context, in scheduleSelfInput, once bool, 
 	if err != nil {
 		return sentOutput{}, err
 	}
-	sc := schedule{From: a.box, Kind: in.Kind, Text: l.Text}
+	sc := schedule{From: a.box, Kind: in.Kind, Text: l.Text, Made: l.At}
 	note, err := sc.set(in, once)
 	if err != nil {
 		return sentOutput{}, err
