@@ -167,6 +167,7 @@ type store struct {
 	swept   int64
 
 	schedules map[string]*schedule
+	ordered   int64 // the latest order given to one
 }
 
 func newStore() *store {

@@ -51,8 +51,8 @@ type schedule struct {
 	To      address   `json:"to"`
 	Kind    string    `json:"kind"` // notify, ask
 	Text    string    `json:"text"`
-	Due     int64     `json:"due"` // milliseconds since 1970
-	Made    int64     `json:"made"`
+	Due     int64     `json:"due"`             // milliseconds since 1970
+	Order   int64     `json:"order,omitempty"` // of creation; apply gives it
 	Cron    string    `json:"cron,omitempty"`
 	Failing bool      `json:"failing,omitempty"` // the last firing failed, and the creator knows
 }
@@ -96,6 +96,10 @@ func (st *store) checkSchedule(e *entry) error {
 func (st *store) applySchedule(e *entry) {
 	if e.Schedule != nil {
 		sc := *e.Schedule
+		if sc.Order == 0 {
+			sc.Order = st.ordered + 1
+		}
+		st.ordered = max(st.ordered, sc.Order)
 		st.schedules[sc.ID] = &sc
 	}
 	if e.Unschedule != "" {
@@ -207,7 +211,7 @@ func (m *mesh) dueAt(now time.Time) (due []schedule, next int64, any bool) {
 
 // bySchedule is the order in which schedules are sent: those of one moment as they were created.
 func bySchedule(a, b schedule) int {
-	return cmp.Or(cmp.Compare(a.Due, b.Due), cmp.Compare(a.Made, b.Made), cmp.Compare(a.ID, b.ID))
+	return cmp.Or(cmp.Compare(a.Due, b.Due), cmp.Compare(a.Order, b.Order))
 }
 
 // fire sends what a schedule holds, once, for all its due times that have come. An error means that it is due still.
@@ -447,7 +451,7 @@ func (s *server) schedule(ctx context.Context, in scheduleSelfInput, once bool, 
 	if err != nil {
 		return sentOutput{}, err
 	}
-	sc := schedule{From: a.box, Kind: in.Kind, Text: l.Text, Made: l.At}
+	sc := schedule{From: a.box, Kind: in.Kind, Text: l.Text}
 	note, err := sc.set(in, once)
 	if err != nil {
 		return sentOutput{}, err
