@@ -312,6 +312,9 @@ func (st *store) put(l *letter, now int64, must bool, done *applied) {
 			done.full = append(done.full, box)
 			continue
 		}
+		if l.Notice && len(st.boxes[box]) >= 2*mailboxLimit { // nobody reads them, and a schedule may fail every minute
+			continue
+		}
 		one := *l
 		one.To = []boardName{box}
 		one.Again = one.Again || len(one.Carriers) > 0
