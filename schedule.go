@@ -144,7 +144,7 @@ func (st *store) schedulesOf(box boardName) bool {
 func (s *server) runSoon() {
 	m := s.mesh
 	m.mu.Lock()
-	if !m.runs && s.lease != nil && !s.gone() {
+	if !m.runs && !m.closed && s.lease != nil {
 		m.runs = true
 		m.tending.Go(s.runSchedules)
 	}
@@ -321,26 +321,26 @@ func (s *server) address(e *entry, sc *schedule, header string) {
 
 type scheduleOnceInput struct {
 	Peer   string `json:"to_peer" required:"true" doc:"name or peer_id of the recipient"`
-	Text   string `json:"text" required:"true" doc:"the message, at most 16384 bytes"`
-	FireAt string `json:"fire_at" required:"true" doc:"when, in ISO 8601; without an offset it is UTC"`
+	Text   string `json:"text" required:"true" doc:"the message"`
+	FireAt string `json:"fire_at" required:"true" doc:"ISO 8601, UTC unless it has an offset"`
 	Kind   string `json:"kind" doc:"ask opens a thread" enum:"notify,ask" default:"notify"`
-	Circle string `json:"circle" doc:"circle of the recipient, when two peers share the name"`
+	Circle string `json:"circle" doc:"its circle, when two peers share the name"`
 }
 
 type scheduleSelfInput struct {
-	Text   string `json:"text" required:"true" doc:"the message, at most 16384 bytes"`
-	FireAt string `json:"fire_at" doc:"when, in ISO 8601; either this or cron"`
-	Cron   string `json:"cron" doc:"five fields in UTC, or an alias such as @daily"`
+	Text   string `json:"text" required:"true" doc:"the message"`
+	FireAt string `json:"fire_at" doc:"ISO 8601, UTC unless it has an offset; this or cron"`
+	Cron   string `json:"cron" doc:"five fields in UTC, or @daily and the like"`
 	Kind   string `json:"kind" doc:"ask opens a thread" enum:"notify,ask" default:"notify"`
 	Circle string `json:"circle" doc:"your own circle, if given"`
 }
 
 type scheduleCronInput struct {
 	Peer   string `json:"to_peer" required:"true" doc:"name or peer_id of the recipient"`
-	Text   string `json:"text" required:"true" doc:"the message, at most 16384 bytes"`
-	Cron   string `json:"cron" required:"true" doc:"five fields in UTC, or an alias such as @daily"`
+	Text   string `json:"text" required:"true" doc:"the message"`
+	Cron   string `json:"cron" required:"true" doc:"five fields in UTC, or @daily and the like"`
 	Kind   string `json:"kind" doc:"ask opens a thread" enum:"notify,ask" default:"notify"`
-	Circle string `json:"circle" doc:"circle of the recipient, when two peers share the name"`
+	Circle string `json:"circle" doc:"its circle, when two peers share the name"`
 }
 
 type scheduleListInput struct {
