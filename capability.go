@@ -136,6 +136,26 @@ func capabilities() []capability {
 			"Use this to see who waits for whose answer, and since when; what was asked is told to the two only. "+
 				"There is no tool for it: a peer sees its own open asks in `inbox`.",
 			(*server).listAsks),
+		command("schedules.create", "schedule_create", "POST /api/v1/schedules",
+			"Send a peer a message later.",
+			"Use this to have a message sent to another peer at a given time; it returns the id of the schedule.",
+			(*server).scheduleOnce, needsToken, textOnly),
+		command("schedules.self", "schedule_self", "POST /api/v1/schedules/self",
+			"Send yourself a message later.",
+			"Use this to be reminded, once (`fire_at`) or again and again (`cron`): the message comes with one of your calls.",
+			(*server).scheduleSelf, textOnly),
+		command("schedules.cron", "schedule_cron", "POST /api/v1/schedules/cron",
+			"Send a peer a message again and again.",
+			"Use this to have a message sent to another peer at recurring times, until you delete the schedule.",
+			(*server).scheduleCron, needsToken, textOnly),
+		query("schedules.list", "schedule_list", "GET /api/v1/schedules",
+			"List the schedules of this checkout.",
+			"Use this to see what is scheduled, as a tab-separated table.",
+			(*server).scheduleList, textOnly),
+		command("schedules.delete", "schedule_delete", "POST /api/v1/schedules/delete",
+			"Delete a schedule.",
+			"Use this to cancel a schedule that you created.",
+			(*server).scheduleDelete, needsToken, destructive, textOnly),
 	}
 }
 

@@ -182,7 +182,7 @@ func (s *server) flush(ctx context.Context, to place) error {
 		if o == nil {
 			return nil
 		}
-		if s.gone() {
+		if !s.holds() { // whoever does hands it over
 			return errNotServed
 		}
 		h := s.deliver(ctx, o)
@@ -280,7 +280,11 @@ func (s *server) strike(o *outgoing, h handed) error {
 // summary says to its sender which message an entry is about.
 func (e *entry) summary() string {
 	for i := range e.Store {
-		return fmt.Sprintf("%s #%s %q", e.Store[i].Kind, e.Store[i].ID, clip(e.Store[i].Text, 200))
+		l := &e.Store[i]
+		if l.Scheduled != "" {
+			return fmt.Sprintf("%s to @%s (%s): %q", l.Kind, l.To[0].name, l.Scheduled, clip(l.Text, 200))
+		}
+		return fmt.Sprintf("%s #%s %q", l.Kind, l.ID, clip(l.Text, 200))
 	}
 	if e.Close != nil && e.Close.Letter != nil {
 		return fmt.Sprintf("ack #%s %q", e.Close.ID, clip(e.Close.Letter.Text, 200))
@@ -343,7 +347,8 @@ func deliverable(e *entry) error {
 	switch {
 	case e.Key == "":
 		return errors.New("no key")
-	case e.Name != nil || e.Queue != nil || e.Sent != nil || e.Carry != nil || e.Confirm != nil || e.Move != nil || e.Kept:
+	case e.Name != nil || e.Queue != nil || e.Sent != nil || e.Carry != nil || e.Confirm != nil || e.Move != nil || e.Kept,
+		e.Schedule != nil || e.Fire != nil || e.Unschedule != "":
 		return errors.New("not a delivery")
 	case e.Open != nil && e.Open.Home == (place{}):
 		return errors.New("a thread without a home")

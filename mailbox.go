@@ -134,7 +134,12 @@ type entry struct {
 	Carry   *carriage   `json:"carry,omitempty"`
 	Confirm []int64     `json:"confirm,omitempty"`
 	Move    *move       `json:"move,omitempty"`
-	Kept    bool        `json:"kept,omitempty"` // from a journal written anew: it was accepted before, whatever the limits
+	// What becomes of schedules: schedule.go.
+	Schedule   *schedule `json:"schedule,omitempty"`
+	Fire       *firing   `json:"fire,omitempty"`
+	Unschedule string    `json:"unschedule,omitempty"`
+
+	Kept bool `json:"kept,omitempty"` // from a journal written anew: it was accepted before, whatever the limits
 }
 
 var (
@@ -160,12 +165,15 @@ type store struct {
 	keys    map[string]int64
 	carried map[int64]*carriage // not confirmed
 	swept   int64
+
+	schedules map[string]*schedule
+	ordered   int64 // the latest order given to one
 }
 
 func newStore() *store {
 	return &store{
 		names: map[boardName]*nameRecord{}, boxes: map[boardName][]*letter{}, threads: map[string]*thread{},
-		keys: map[string]int64{}, carried: map[int64]*carriage{},
+		keys: map[string]int64{}, carried: map[int64]*carriage{}, schedules: map[string]*schedule{},
 	}
 }
 
@@ -213,11 +221,15 @@ func (st *store) apply(e *entry) (done applied, err error) {
 	if e.Move != nil {
 		st.move(*e.Move)
 	}
+	st.applySchedule(e)
 	return done, nil
 }
 
 // check finds whatever would keep an entry from being applied whole.
 func (st *store) check(e *entry) error {
+	if err := st.checkSchedule(e); err != nil {
+		return err
+	}
 	if e.Close != nil {
 		t := st.threads[e.Close.ID]
 		switch {
@@ -298,6 +310,9 @@ func (st *store) put(l *letter, now int64, must bool, done *applied) {
 	for _, box := range l.To {
 		if !must && !l.Notice && st.count(box, now) >= mailboxLimit {
 			done.full = append(done.full, box)
+			continue
+		}
+		if l.Notice && len(st.boxes[box]) >= 2*mailboxLimit { // nobody reads them, and a schedule may fail every minute
 			continue
 		}
 		one := *l
@@ -414,6 +429,7 @@ func (st *store) move(m move) {
 			o.Sender = m.To
 		}
 	}
+	st.moveSchedules(m)
 }
 
 // sweep forgets what has been kept for long enough. An open thread whose home is here is not forgotten: it lapses, which
@@ -494,6 +510,9 @@ func (st *store) entries(each func(*entry)) {
 	for _, o := range st.out {
 		each(&entry{At: st.swept, Kept: true, Queue: []outgoing{*o}})
 	}
+	for _, sc := range st.schedules {
+		each(&entry{At: st.swept, Kept: true, Schedule: sc})
+	}
 	for key, at := range st.keys {
 		each(&entry{At: at, Key: key})
 	}
@@ -501,7 +520,7 @@ func (st *store) entries(each func(*entry)) {
 
 // vital says whether the state holds more than names: what somebody was promised.
 func (st *store) vital() bool {
-	return len(st.boxes) > 0 || len(st.threads) > 0 || len(st.out) > 0 || len(st.keys) > 0
+	return len(st.boxes) > 0 || len(st.threads) > 0 || len(st.out) > 0 || len(st.keys) > 0 || len(st.schedules) > 0
 }
 
 var (
@@ -538,6 +557,11 @@ func (e *entry) valid() error {
 	}
 	if e.Open != nil {
 		if err := e.Open.valid(); err != nil {
+			return err
+		}
+	}
+	if e.Schedule != nil {
+		if err := e.Schedule.valid(); err != nil {
 			return err
 		}
 	}

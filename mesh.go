@@ -42,6 +42,9 @@ type mesh struct {
 	tending sync.WaitGroup
 	tendOn  bool
 	closed  bool
+
+	scheduled chan struct{} // a receive means that there is a new schedule
+	runs      bool          // somebody looks at the schedules
 }
 
 func newMesh(log *slog.Logger) *mesh {
@@ -49,7 +52,7 @@ func newMesh(log *slog.Logger) *mesh {
 		log: log, state: newStore(),
 		parcels: map[int64]*parcel{}, readers: map[boardName][]chan struct{}{}, working: map[peerID]int{},
 		awaited: map[string]chan handed{}, lanes: map[string]chan struct{}{}, links: map[string]*link{},
-		tend: make(chan struct{}, 1),
+		tend: make(chan struct{}, 1), scheduled: make(chan struct{}, 1),
 	}
 }
 
@@ -79,10 +82,14 @@ func (s *server) openMesh() {
 		}
 	}
 	waits := len(m.state.out) > 0 || len(m.state.threads) > 0
+	scheduled := len(m.state.schedules) > 0
 	m.journal = &journal{root: s.checkout.root, path: path, lease: s.lease, log: s.log, apply: m.applyAll, state: m.everything}
 	m.journal.start(r.found)
 	if waits {
 		s.tendSoon()
+	}
+	if scheduled {
+		s.runSoon()
 	}
 }
 
@@ -187,7 +194,7 @@ func (m *mesh) reserved(at boardName, who boardIdentity) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if at == human || who.unverified && m.state.boxes[at] != nil {
+	if at == human || who.unverified && (m.state.boxes[at] != nil || m.state.schedulesOf(at)) {
 		return true
 	}
 	identity, ok := m.kept[at]
@@ -234,7 +241,7 @@ func (m *mesh) newID(kind string) string {
 	for {
 		id := kind + "-" + randomHex(4)
 		m.mu.Lock()
-		taken := m.state.threads[id] != nil
+		taken := m.state.threads[id] != nil || m.state.schedules[id] != nil
 		m.mu.Unlock()
 		if !taken {
 			return id

@@ -129,14 +129,17 @@ func (o object) MarshalJSON() ([]byte, error) {
 type schemas struct {
 	input      bool           // of arguments: nothing else is allowed, and required is what is tagged so
 	described  bool           // with descriptions
+	lean       bool           // nothing is required below the first level
+	nested     bool           // this is below the first level
 	components map[string]any // where named structs are put to be referred to; nil: everything in its place
 }
 
 // inputSchema is what a model reads before it calls.
 func inputSchema(t reflect.Type) object { return schemas{input: true, described: true}.of(t) }
 
-// outputSchema has no descriptions: clients check answers by it, and hardly any shows it to its model.
-func outputSchema(t reflect.Type) object { return schemas{}.of(t) }
+// outputSchema has no descriptions: clients check answers by it, and hardly any shows it to its model. Below the first
+// level it requires nothing, because the list of all tools has a limit; openapi.json says it all.
+func outputSchema(t reflect.Type) object { return schemas{lean: true}.of(t) }
 
 // of makes the schema of any type a property may have. A pointer has the schema of what it points to, because optional
 // means absent here and never null; what may be anything has the empty schema.
@@ -191,14 +194,16 @@ func (s schemas) structure(t reflect.Type) object {
 func (s schemas) inPlace(t reflect.Type) object {
 	properties := object{} // written even when there are none: some clients insist
 	var required []string
+	below := s
+	below.nested = true
 	for _, f := range fieldsOf(t) {
-		properties = append(properties, pair{f.name, s.property(f)})
+		properties = append(properties, pair{f.name, below.property(f)})
 		if s.input && f.required || !s.input && !f.optional {
 			required = append(required, f.name)
 		}
 	}
 	o := object{{"type", "object"}, {"properties", properties}}
-	if required != nil {
+	if required != nil && !(s.lean && s.nested) {
 		o = append(o, pair{"required", required})
 	}
 	if s.input {
