@@ -461,6 +461,7 @@ func (b *board) inherit(id peerID, name string, from peerID) (newName string, cl
 	}
 	m.name = name
 	b.names[at] = m
+	b.tellLocked(m)
 	if holder != nil {
 		b.enterLocked(holder)
 	}

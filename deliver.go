@@ -438,10 +438,12 @@ func (s *server) meshEverywhere(ctx context.Context) (list []meshPeer, silent []
 		})
 	}
 	group.Wait()
-	if s.lease == nil && len(list) > 0 { // this checkout has a server too, whose peers are numbered like ours
-		list[0].PeerID = "alone-" + list[0].PeerID
-	}
 	for i, c := range siblings {
+		for j := range there[i] {
+			if s.lease == nil && len(list) > 0 && list[0].PeerID == there[i][j].PeerID {
+				list[0].PeerID = "alone-" + list[0].PeerID // this checkout has a server too, whose peers are numbered like ours
+			}
+		}
 		list = append(list, there[i]...)
 		if failed[i] != nil {
 			silent = append(silent, fmt.Sprintf("%s: %v", c.root, failed[i]))

@@ -199,7 +199,13 @@ func (s *server) episodesAttach(ctx context.Context, in episodeAttachInput) (epi
 	out := episodeAttachOutput{Resumed: got.resumed, Grace: int64((s.set.timing.reattach + time.Second - 1) / time.Second)}
 	if caller.trusted && got.resumed {
 		// Mailboxes and threads go by the name: what waited for either of the two names moves along with it.
+		was, _ := s.board.who(caller.peer)
 		out.Name, out.Claims = s.board.inherit(caller.peer, got.name, got.from)
+		if out.Name != "" {
+			if err := s.moveMail(was.box, boardName{was.box.circle, out.Name}); err != nil {
+				return episodeAttachOutput{}, err
+			}
+		}
 	}
 	if got.lost {
 		s.tellLoser(got.from, episodeTaken{ExternalID: id, Attachments: got.attachments, Name: s.board.displayName(got.from)})

@@ -265,18 +265,16 @@ func (m *mesh) work(id peerID, n int) {
 	}
 }
 
-// takeName gives a peer the name of the work that it resumes, with all that waits there; what waits under the name it had
-// comes along. A living peer that has the name gets the next free one.
-func (s *server) takeName(id peerID, name boardName) error {
-	was, ok := s.board.rename(id, name)
-	if !ok || was == name {
-		return nil
-	}
-	_, err := s.mesh.commit(&entry{Move: &move{From: was, To: name}}, synced)
-	// Whoever waits for messages finds out under which name it does so now.
+// moveMail lets what waits under the name that a peer had come along to the one that it has taken up with its work, and
+// with it its threads. Whoever waits for messages finds out under which name it does so now.
+func (s *server) moveMail(from, to boardName) error {
+	_, err := s.mesh.commit(&entry{Move: &move{From: from, To: to}}, synced)
 	s.mesh.mu.Lock()
 	defer s.mesh.mu.Unlock()
-	s.mesh.wakeLocked(was)
-	s.mesh.wakeLocked(name)
-	return err
+	s.mesh.wakeLocked(from)
+	s.mesh.wakeLocked(to)
+	if err != nil {
+		return refuse("internal", "the name is yours, but what waits under %q could not be brought along (%v)", from.name, err)
+	}
+	return nil
 }

@@ -465,7 +465,12 @@ func TestResume(t *testing.T) {
 	send(t, s, a, "fresh", "two")
 	asked, err := s.askPeer(b, askInput{Peer: "a", Query: "?"})
 	must(t, err)
-	must(t, s.takeName(n.peer, boardName{"default", "worker"}))
+	if out, err := s.episodesAttach(withCaller(t.Context(), old), episodeAttachInput{ExternalID: "x"}); err != nil || out.Resumed {
+		t.Fatal(out, err)
+	}
+	if out, err := s.episodesAttach(b, episodeAttachInput{ExternalID: "x"}); err != nil || !out.Resumed {
+		t.Fatal(out, err)
+	}
 	if name := s.board.displayName(n.peer); name != "worker" {
 		t.Error(name)
 	}

@@ -101,33 +101,6 @@ func (b *board) describe(id peerID, text string) {
 	}
 }
 
-// rename gives a peer the name of work that it resumes. A living peer that has it gets the next free one: two never
-// share an address. It returns the name the peer had.
-func (b *board) rename(id peerID, to boardName) (was boardName, ok bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	m := b.findLocked(id)
-	if m == nil {
-		return was, false
-	}
-	was = boardName{m.circle, m.name}
-	if was == to {
-		return was, true
-	}
-	b.unnameLocked(m)
-	old := b.names[to]
-	if old != nil {
-		b.unnameLocked(old)
-		old.name = ""
-	}
-	m.circle, m.name = to.circle, to.name
-	b.enterLocked(m)
-	if old != nil {
-		b.enterLocked(old)
-	}
-	return was, true
-}
-
 // tellLocked tells the mesh of a name that has been taken or left.
 func (b *board) tellLocked(m *boardEntry) {
 	if b.changed == nil {

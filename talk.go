@@ -85,6 +85,7 @@ type meshPeer struct {
 	LastSeen    string `json:"last_seen" doc:"when it last spoke, RFC 3339 in UTC"`
 	TurnState   string `json:"turn_state" doc:"pending_first_turn while a spawned peer has not spoken, else empty"`
 	here        bool   // on this server
+	local       peerID // there, while it is attached
 }
 
 func (p *meshPeer) columns() []string {
@@ -116,7 +117,7 @@ func oneCell(s string) string {
 
 // tame puts right what another version of this program, or a broken one, may answer.
 func (p *meshPeer) tame(root string) {
-	p.Path, p.here = root, false
+	p.Path, p.here, p.local = root, false, ""
 	p.Name, p.Circle, p.Role = cleanName(p.Name, "peer"), cleanName(p.Circle, "default"), cleanRole(p.Role)
 	if p.Status != "online" && p.Status != "busy" {
 		p.Status = "offline"
@@ -599,11 +600,10 @@ func (s *server) listPeers(ctx context.Context, in listPeersInput) (peersTableOu
 		self = n.peer
 	}
 	list, silent := s.meshEverywhere(ctx)
-	own := s.fullID(string(self))
 	out := peersTableOutput{Peers: []meshPeer{}, Note: silentNote(silent)}
 	for _, p := range list {
 		switch {
-		case self != "" && p.here && p.PeerID == own:
+		case self != "" && p.local == self:
 			if in.Self {
 				out.Peers = append(out.Peers, s.self(p, self))
 			}
@@ -628,9 +628,8 @@ func (s *server) self(p meshPeer, id peerID) meshPeer {
 func (s *server) whoami(ctx context.Context, in noInput) (whoamiOutput, error) {
 	n := callerOf(ctx)
 	if n != nil {
-		own := s.fullID(string(n.peer))
 		for _, p := range s.meshHere() {
-			if p.PeerID == own {
+			if p.local == n.peer {
 				return whoamiOutput{[]meshPeer{s.self(p, n.peer)}}, nil
 			}
 		}
@@ -679,7 +678,7 @@ func (s *server) meshHere() []meshPeer {
 		row := meshPeer{
 			PeerID: s.fullID(string(p.ID)), Name: p.Mesh.Name, Project: project, Circle: p.Mesh.Circle, Role: p.Mesh.Role,
 			Status: "online", Path: s.checkout.root, Machine: hostname(), Description: p.Mesh.Description, Backend: p.Client.Name,
-			LastSeen: stamp(now.Add(-time.Duration(p.LastSeen) * time.Second)), TurnState: p.Mesh.TurnState, here: true,
+			LastSeen: stamp(now.Add(-time.Duration(p.LastSeen) * time.Second)), TurnState: p.Mesh.TurnState, here: true, local: p.ID,
 		}
 		if p.Address != nil {
 			row.Machine = cmp.Or(p.Address.Host, hostname())
