@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -20,9 +19,6 @@ import (
 
 // tendTime is how often a server that is not there is looked for while something waits for it.
 const tendTime = 5 * time.Second
-
-// errNotServed means that there is no server, or none that answers: what was not stored may be stored later.
-var errNotServed = errors.New("its server does not answer")
 
 // handed is what became of a delivery.
 type handed struct {
@@ -37,102 +33,6 @@ type deliverResult struct {
 	Note   string      `json:"note,omitempty"`
 	Closed bool        `json:"closed,omitempty"`
 	Full   []boardName `json:"full,omitempty"`
-}
-
-// lookParams ask a server what only it knows: majordomus/look.
-type lookParams struct {
-	Thread string `json:"thread,omitempty"`
-}
-
-type lookResult struct {
-	Peers []meshPeer `json:"peers"`
-	Open  bool       `json:"open,omitempty"` // the thread
-}
-
-// link is an idle connection to another checkout's server.
-type link struct {
-	conn  *conn
-	token string
-}
-
-// here is this checkout as others know it.
-func (s *server) here() place { return place{Root: s.checkout.root, GitDir: s.checkout.gitDir} }
-
-// callServer calls a private method of the server of a checkout. errNotServed wraps whatever a later try may cure; a
-// refusal is final.
-func (s *server) callServer(ctx context.Context, root, method string, params any) (json.RawMessage, error) {
-	body := request(method, mustJSON(params))
-	for {
-		l, reused, err := s.dialCheckout(ctx, root)
-		if err != nil {
-			return nil, err
-		}
-		r, err := l.conn.exchange(ctx, "POST", "/mcp", "Authorization: Bearer "+l.token+"\r\n", body, maxAnswer)
-		if err != nil {
-			if reused && ctx.Err() == nil {
-				continue // the server may have gone since; the key sees to it that nothing is done twice
-			}
-			return nil, fmt.Errorf("%w: %v", errNotServed, err)
-		}
-		switch code := r.code(); {
-		case r.status == http.StatusOK && code == "":
-			s.keepLink(root, l)
-			return member(r.body, "result"), nil
-		case code == "refused", code == "invalid_input", code == "not_found":
-			s.keepLink(root, l)
-			return nil, refuse(code, "%s", clip(r.message(), 500))
-		default:
-			l.conn.close()
-			if reused && ctx.Err() == nil {
-				continue // another process may be the server there by now
-			}
-			return nil, fmt.Errorf("%w: %s", errNotServed, clip(r.message(), 200))
-		}
-	}
-}
-
-// dialCheckout gives a connection to the server of a checkout that has proven itself.
-func (s *server) dialCheckout(ctx context.Context, root string) (l *link, reused bool, err error) {
-	m := s.mesh
-	m.mu.Lock()
-	l = m.links[root]
-	delete(m.links, root)
-	m.mu.Unlock()
-	if l != nil {
-		if l.conn.fresh(s.set.timing.read) {
-			return l, true, nil
-		}
-		l.conn.close()
-	}
-	r := readLease(leasePath(root))
-	if !r.held {
-		return nil, false, fmt.Errorf("%w: none is running", errNotServed)
-	}
-	there, err := readCheckout(root)
-	switch {
-	case err != nil || there.commonDir != s.checkout.commonDir:
-		return nil, false, fmt.Errorf("%w: %q is no checkout of this repository now", errNotServed, root)
-	case r.doc.URL == nil:
-		return nil, false, fmt.Errorf("%w: it is starting", errNotServed)
-	case !sameDir(r.doc.Root, root):
-		return nil, false, fmt.Errorf("%w: its lease is for %q", errNotServed, r.doc.Root)
-	}
-	c, _, err := dialServer(ctx, r.doc, s.set.timing.probe)
-	if err != nil {
-		return nil, false, fmt.Errorf("%w: %v", errNotServed, err)
-	}
-	return &link{c, r.doc.Token}, false, nil
-}
-
-func (s *server) keepLink(root string, l *link) {
-	m := s.mesh
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.links == nil || m.links[root] != nil {
-		l.conn.close()
-		return
-	}
-	m.links[root] = l
 }
 
 // handOver hands over what waits for a checkout and tells what became of one delivery. Without an answer in time it is
@@ -374,106 +274,6 @@ func (s *server) localize(e *entry) {
 	if e.Close != nil && e.Close.Letter != nil {
 		here(&e.Close.Letter.From)
 	}
-}
-
-// serveLook answers what another checkout's server asks.
-func (s *server) serveLook(w http.ResponseWriter, r *http.Request, m message) {
-	var p lookParams
-	if len(m.params) > 0 && json.Unmarshal(m.params, &p) != nil {
-		s.refused(w, r, refuse("invalid_input", "majordomus/look: the parameters make no sense"))
-		return
-	}
-	s.mesh.settled()
-	if !s.holds() {
-		s.refused(w, r, errLeaseLost)
-		return
-	}
-	result := lookResult{Peers: s.meshHere()}
-	if p.Thread != "" {
-		s.mesh.mu.Lock()
-		t := s.mesh.state.threads[p.Thread]
-		result.Open = t != nil && t.Closed == 0 && !expired(t.At, millis())
-		s.mesh.mu.Unlock()
-	}
-	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(result)))
-}
-
-// siblings lists the other checkouts of the repository, by git's own files: this is looked up for every message, and
-// starting git takes longer than all the rest. Alone, this checkout's own server is a sibling too.
-func (s *server) siblings() []listed {
-	c := s.checkout
-	if c.root == "" {
-		return nil
-	}
-	list := []listed{c.listed()}
-	if hasEntries(filepath.Join(c.commonDir, "worktrees")) {
-		var records []worktreeRecord
-		for i, path := range registeredWorktrees(c.commonDir) {
-			r := worktreeRecord{path: path}
-			if i == 0 {
-				r.bare, _ = coreConfig(c.commonDir)
-			}
-			records = append(records, r)
-		}
-		list = c.placeRecords(records, nil).checkouts
-	}
-	return slices.DeleteFunc(list, func(l listed) bool { return l.root == c.root && s.lease != nil })
-}
-
-// meshEverywhere lists who can be written to in the repository, this checkout first, and the checkouts that could not
-// be asked: of those it lists whom their journal names, since what is sent to them waits here.
-func (s *server) meshEverywhere(ctx context.Context) (list []meshPeer, silent []string) {
-	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
-	defer cancel()
-	list = s.meshHere()
-	siblings := s.siblings()
-	there := make([][]meshPeer, len(siblings))
-	failed := make([]error, len(siblings))
-	var group errgroup.Group
-	group.SetLimit(gatherTogether)
-	for i, c := range siblings {
-		group.Go(func() error {
-			there[i], failed[i] = s.meshAt(ctx, c.root)
-			return nil
-		})
-	}
-	group.Wait()
-	for i, c := range siblings {
-		for j := range there[i] {
-			if s.lease == nil && len(list) > 0 && list[0].PeerID == there[i][j].PeerID {
-				list[0].PeerID = "alone-" + list[0].PeerID // this checkout has a server too, whose peers are numbered like ours
-			}
-		}
-		list = append(list, there[i]...)
-		if failed[i] != nil {
-			silent = append(silent, fmt.Sprintf("%s: %v", c.root, failed[i]))
-		} else if s.mesh.waitsFor(c.root) {
-			s.tendSoon()
-		}
-	}
-	return list, silent
-}
-
-// meshAt asks the server of one checkout, or its journal. An error means that there is a server and it did not answer.
-func (s *server) meshAt(ctx context.Context, root string) ([]meshPeer, error) {
-	answer, err := s.callServer(ctx, root, "majordomus/look", lookParams{})
-	var r lookResult
-	if err == nil && json.Unmarshal(answer, &r) == nil {
-		for i := range r.Peers {
-			r.Peers[i].tame(root)
-		}
-		return r.Peers, nil
-	}
-	st := newStore()
-	readJournal(journalPath(root), st)
-	var list []meshPeer
-	for _, held := range st.names {
-		list = append(list, s.offlinePeer(held, root))
-	}
-	if !readLease(leasePath(root)).held {
-		err = nil
-	}
-	return list, err
 }
 
 // keysOf lists the deliveries of an ask that are not done.
