@@ -41,7 +41,24 @@ func (s *server) httpServer() *http.Server {
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, connKey{}, c)
 		},
+		ConnState: func(c net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				s.unused.Store(c, nil)
+			} else {
+				s.unused.Delete(c)
+			}
+		},
 	}
+}
+
+// closeUnused closes the connections on which nothing was sent yet, as clients
+// keep for later: Shutdown would wait for their first request. No bridge loses
+// a message, since each begins with a question.
+func (s *server) closeUnused() {
+	s.unused.Range(func(c, _ any) bool {
+		c.(net.Conn).Close()
+		return true
+	})
 }
 
 // routes registers everything that is served: the table, then the fixed paths.

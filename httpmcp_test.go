@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -311,5 +312,29 @@ func TestCancelledOverHTTP(t *testing.T) {
 			}
 			cancel()
 		})
+	}
+}
+
+// A connection that a client opened for later does not hold up the end.
+func TestEndingLeavesUnusedConnections(t *testing.T) {
+	g := newHTTPRig(t)
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	must(t, err)
+	g.url = "http://" + ln.Addr().String()
+	hs := g.httpServer()
+	served := make(chan error, 1)
+	go func() { served <- hs.Serve(&deadlineListener{ln, g.server}) }()
+	unused, err := net.Dial("tcp4", ln.Addr().String())
+	must(t, err)
+	defer unused.Close()
+	answer, err := http.Get(g.url + "/api/v1") // accepted after it
+	must(t, err)
+	answer.Body.Close()
+	start := time.Now()
+	g.endBy = start.Add(time.Minute)
+	g.end(hs)
+	receive(t, served)
+	if took := time.Since(start); took > endingTime {
+		t.Errorf("ending took %v", took)
 	}
 }

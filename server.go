@@ -52,6 +52,7 @@ type server struct {
 	running     atomic.Int64 // exchanges being answered, watches not among them
 	working     atomic.Int64 // of these, the ones that count against maxWorking
 	refusedBusy atomic.Int64
+	unused      sync.Map     // connections without a request so far, as keys
 	cutOff      atomic.Int64 // connections closed by the read deadline
 
 	mu       sync.Mutex
@@ -306,6 +307,7 @@ func (s *server) end(hs *http.Server) {
 	}
 	s.stopEpisodes()
 	s.cut(errLeaseLost)
+	s.closeUnused()
 	hs.Shutdown(ctx)
 	hs.Close()
 	s.closeMesh()
