@@ -42,7 +42,7 @@ server on loopback, or as a bridge to the server that is already there.
     --repo DIR         look for the checkout here instead of the working directory
     --discovery MODE   which documents of the repository are shown:
                        vcs (tracked files, the default) or filesystem
-    --strict           refuse to start when one of them cannot be read
+    --strict           refuse to start (exit 10) when one of them cannot be read
 
 Environment: MAJORDOMUS_NAME, MAJORDOMUS_CIRCLE and MAJORDOMUS_ROLE name this
 client to the others; MAJORDOMUS_EPISODE_COMMAND names the command that records
