@@ -179,8 +179,8 @@ func (s *server) strike(o *outgoing, h handed) error {
 
 // summary says to its sender which message an entry is about.
 func (e *entry) summary() string {
-	for i := range e.Store {
-		l := &e.Store[i]
+	if len(e.Store) > 0 {
+		l := &e.Store[0]
 		if l.Scheduled != "" {
 			return fmt.Sprintf("%s to @%s (%s): %q", l.Kind, l.To[0].name, l.Scheduled, clip(l.Text, 200))
 		}
