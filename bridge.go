@@ -439,7 +439,9 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 			b.lose(loss{goodbye: err == nil}) // a server that says so waits for the session to be ended
 			return false
 		case r.status == http.StatusOK:
-			b.give(f, r)
+			if !b.give(f, r) {
+				(*c).close() // which tells the server that the answer has not arrived
+			}
 			return true
 		case r.status == http.StatusAccepted:
 			return true
@@ -503,16 +505,17 @@ func (f frame) wait() time.Duration {
 }
 
 // give hands the server's answer to the client, byte for byte. What is no
-// answer of ours must not get into the protocol.
-func (b *bridge) give(f frame, r reply) {
+// answer of ours must not get into the protocol. It reports whether the answer
+// is out.
+func (b *bridge) give(f frame, r reply) bool {
 	if len(r.body) == 0 || r.body[0] != '{' && r.body[0] != '[' || bytes.IndexByte(r.body, '\n') >= 0 ||
 		!slices.Equal(r.header["Content-Type"], jsonType) {
 		b.fail(f, "the server's answer makes no sense")
-		return
+		return false
 	}
 	b.p.client.remember(f, r.body)
 	if out := b.p.client.write(r.body); !out {
-		return
+		return false
 	}
 	if numbers := parcelNumbers(r.header.Get(parcelHeader)); numbers != nil {
 		b.p.client.arrivedIn(numbers)
@@ -521,6 +524,7 @@ func (b *bridge) give(f frame, r reply) {
 		default:
 		}
 	}
+	return true
 }
 
 // pause waits as long as a busy server asks; false when there is no time left.

@@ -362,17 +362,23 @@ func (s *server) flushAll(ctx context.Context) bool {
 	return len(s.mesh.state.out) > 0
 }
 
-// lapse closes the threads that nobody has answered in time, tells their askers, and says when to look again.
+// lapse closes the threads that nobody has answered in time, gives up what could not be handed over, tells who waits for
+// them, and says when to look again.
 func (s *server) lapse() time.Duration {
 	m := s.mesh
 	m.mu.Lock()
-	late, next := m.state.lapsed(millis())
-	var due []thread
-	for _, t := range late {
-		due = append(due, *t)
-	}
+	threads, out, next := m.state.lapsed(millis())
 	m.mu.Unlock()
-	for _, t := range due {
+	for _, o := range out {
+		e := &entry{Sent: []string{o.Entry.Key}}
+		if o.Entry.Open == nil { // an ask lapses with its thread
+			e.Store = []letter{s.notice(o.Sender, fmt.Sprintf("not delivered: no server took it within %v: %s", keepTime, o.Entry.summary()))}
+		}
+		if _, err := m.commit(e, synced); err != nil {
+			return time.Minute
+		}
+	}
+	for _, t := range threads {
 		told := s.notice(t.From.Box, fmt.Sprintf("your ask #%s to @%s has lapsed: nobody answered within %v: %q", t.ID, t.To.Box.name, keepTime, t.Text))
 		if _, err := m.commit(&entry{Close: &closing{ID: t.ID, By: "lapse", Letter: &told}}, synced); err != nil && !errors.Is(err, errThreadClosed) {
 			return time.Minute

@@ -312,8 +312,8 @@ func (st *store) move(m move) {
 	st.moveSchedules(m)
 }
 
-// sweep forgets what has been kept for long enough. An open thread whose home is here is not forgotten: it lapses, which
-// its asker is told.
+// sweep forgets what has been kept for long enough. What somebody waits for is not forgotten: an open thread whose home is
+// here, and what could not be handed over. They lapse, which he is told.
 func (st *store) sweep(now int64) {
 	if now-st.swept < time.Minute.Milliseconds() {
 		return
@@ -326,7 +326,6 @@ func (st *store) sweep(now int64) {
 	maps.DeleteFunc(st.threads, func(_ string, t *thread) bool {
 		return t.Closed != 0 && expired(t.Closed, now) || t.Home != (place{}) && expired(t.At, now)
 	})
-	st.out = slices.DeleteFunc(st.out, func(o *outgoing) bool { return expired(o.Entry.At, now) })
 	st.sweepCarried()
 	maps.DeleteFunc(st.names, func(box boardName, r *nameRecord) bool {
 		return r.Left != 0 && expired(r.Left, now) && st.boxes[box] == nil
@@ -360,18 +359,26 @@ func (st *store) sweepCarried() {
 	})
 }
 
-// lapsed lists the open threads of this checkout that have been open for too long.
-func (st *store) lapsed(now int64) (late []*thread, next int64) {
+// lapsed lists the open threads of this checkout, and what is on its way from here, that are too old; next is the time of
+// the oldest one that is not.
+func (st *store) lapsed(now int64) (threads []thread, out []outgoing, next int64) {
+	late := func(at int64) bool {
+		if !expired(at, now) && (next == 0 || at < next) {
+			next = at
+		}
+		return expired(at, now)
+	}
 	for _, t := range st.threads {
-		switch {
-		case t.Closed != 0 || t.Home != (place{}):
-		case expired(t.At, now):
-			late = append(late, t)
-		case next == 0 || t.At < next:
-			next = t.At
+		if t.Closed == 0 && t.Home == (place{}) && late(t.At) {
+			threads = append(threads, *t)
 		}
 	}
-	return late, next
+	for _, o := range st.out {
+		if late(o.Entry.At) {
+			out = append(out, *o)
+		}
+	}
+	return threads, out, next
 }
 
 // entries gives what makes the same state out of nothing, for a journal that is written anew.

@@ -75,7 +75,7 @@ func (s *server) openMesh() {
 		if held.Left != 0 {
 			continue
 		}
-		held.Left = max(held.Seen, 1)
+		held.Left = now.UnixMilli() // nobody knows when it left
 		// The client of the server itself died with it, and cannot want its name back.
 		if held.Identity != "" && !held.Own {
 			m.kept[box] = held.Identity

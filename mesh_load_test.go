@@ -72,7 +72,7 @@ func TestMeshLoad(t *testing.T) {
 	worktrees, each, messages, pause := 3, 3, 300, 700*time.Millisecond
 	until := time.Now().Add(20 * time.Second)
 	if *meshLoad > 0 {
-		worktrees, each, messages, pause = 8, 8, 20_000, 2*time.Second
+		worktrees, each, messages, pause = 8, 8, 1<<30, 2*time.Second
 		until = time.Now().Add(*meshLoad)
 	}
 	root := t.TempDir()

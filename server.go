@@ -116,7 +116,7 @@ func (s *server) invoke(ctx context.Context, c *capability, args []byte) (any, e
 		return nil, errLeaseLost
 	}
 	out, err := c.call(s, ctx, args)
-	if err == nil && !s.holds() {
+	if err == nil && !c.mayWait && !s.holds() { // what waits looks by itself: it may just have been ended with the server
 		if c.idempotent {
 			return nil, errLeaseLost // as good as not executed: the next server can be asked
 		}

@@ -100,6 +100,7 @@ func (s *server) askPeer(ctx context.Context, in askInput) (sentOutput, error) {
 	if err != nil {
 		return sentOutput{}, err
 	}
+	s.tendSoon() // it may lapse
 	if prior != nil {
 		note = joined(note, s.closeFollowed(ctx, a, prior, side, to, l.ID))
 	}
