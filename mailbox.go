@@ -98,7 +98,8 @@ type nameRecord struct {
 	Description string    `json:"description,omitempty"`
 	Described   int64     `json:"described,omitempty"`
 	Seen        int64     `json:"seen"`
-	Left        int64     `json:"left,omitempty"` // 0: it is held
+	Left        int64     `json:"left,omitempty"`  // 0: it is held
+	Spawn       string    `json:"spawn,omitempty"` // by which it was started
 }
 
 // outgoing is what another checkout's server is to apply, once, whenever it can be reached.
@@ -138,6 +139,10 @@ type entry struct {
 	Schedule   *schedule `json:"schedule,omitempty"`
 	Fire       *firing   `json:"fire,omitempty"`
 	Unschedule string    `json:"unschedule,omitempty"`
+	// What becomes of processes: spawned.go.
+	Spawn   *spawned `json:"spawn,omitempty"`
+	Unspawn string   `json:"unspawn,omitempty"`
+	Retire  string   `json:"retire,omitempty"` // an identity that is refused from now on
 
 	Kept bool `json:"kept,omitempty"` // from a journal written anew: it was accepted before, whatever the limits
 }
@@ -168,12 +173,16 @@ type store struct {
 
 	schedules map[string]*schedule
 	ordered   int64 // the latest order given to one
+
+	spawns  map[string]*spawned
+	retired map[string]int64 // identities, and since when
 }
 
 func newStore() *store {
 	return &store{
 		names: map[boardName]*nameRecord{}, boxes: map[boardName][]*letter{}, threads: map[string]*thread{},
 		keys: map[string]int64{}, carried: map[int64]*carriage{}, schedules: map[string]*schedule{},
+		spawns: map[string]*spawned{}, retired: map[string]int64{},
 	}
 }
 
@@ -222,12 +231,13 @@ func (st *store) apply(e *entry) (done applied, err error) {
 		st.move(*e.Move)
 	}
 	st.applySchedule(e)
+	st.applySpawn(e)
 	return done, nil
 }
 
 // check finds whatever would keep an entry from being applied whole.
 func (st *store) check(e *entry) error {
-	if err := st.checkSchedule(e); err != nil {
+	if err := cmp.Or(st.checkSchedule(e), st.checkSpawn(e)); err != nil {
 		return err
 	}
 	if e.Close != nil {
@@ -513,6 +523,7 @@ func (st *store) entries(each func(*entry)) {
 	for _, sc := range st.schedules {
 		each(&entry{At: st.swept, Kept: true, Schedule: sc})
 	}
+	st.spawnEntries(each)
 	for key, at := range st.keys {
 		each(&entry{At: at, Key: key})
 	}
@@ -520,7 +531,7 @@ func (st *store) entries(each func(*entry)) {
 
 // vital says whether the state holds more than names: what somebody was promised.
 func (st *store) vital() bool {
-	return len(st.boxes) > 0 || len(st.threads) > 0 || len(st.out) > 0 || len(st.keys) > 0 || len(st.schedules) > 0
+	return len(st.boxes) > 0 || len(st.threads) > 0 || len(st.out) > 0 || len(st.keys) > 0 || len(st.schedules) > 0 || len(st.spawns) > 0 || len(st.retired) > 0
 }
 
 var (
@@ -562,6 +573,11 @@ func (e *entry) valid() error {
 	}
 	if e.Schedule != nil {
 		if err := e.Schedule.valid(); err != nil {
+			return err
+		}
+	}
+	if e.Spawn != nil {
+		if err := e.Spawn.valid(); err != nil {
 			return err
 		}
 	}

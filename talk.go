@@ -86,6 +86,7 @@ type meshPeer struct {
 	TurnState   string `json:"turn_state" doc:"pending_first_turn while a spawned peer has not spoken, else empty"`
 	here        bool   // on this server
 	local       peerID // there, while it is attached
+	spawn       string // by which it was started, as far as this server knows
 }
 
 func (p *meshPeer) columns() []string {
@@ -454,6 +455,8 @@ func (s *server) whyQueued(box, from boardName) string {
 		return fmt.Sprintf("queued: %s is busy and sees it with its next call", box.name)
 	case id != "":
 		return fmt.Sprintf("queued: %s sees it with its next call", box.name)
+	case m.state.expects(box, ""):
+		return fmt.Sprintf("queued: %s has been spawned and sees it with its first call", box.name)
 	case box == human:
 		return "queued: the human sees it when the inbox is read"
 	}
@@ -683,12 +686,17 @@ func (s *server) meshHere() []meshPeer {
 		if p.Address != nil {
 			row.Machine = cmp.Or(p.Address.Host, hostname())
 		}
+		_, _, row.spawn = s.board.origin(p.ID)
 		there[row.box()] = true
 		s.mesh.mu.Lock()
 		if s.mesh.working[p.ID] > 0 {
 			row.Status = "busy"
 		}
 		s.mesh.mu.Unlock()
+		list = append(list, row)
+	}
+	for _, row := range s.spawnRows(list, true) {
+		there[row.box()] = true
 		list = append(list, row)
 	}
 	var known []nameRecord
