@@ -41,7 +41,7 @@ func (s *server) killPeer(ctx context.Context, in killInput) (saidOutput, error)
 		return saidOutput{}, err
 	}
 	switch {
-	case a.session != nil && p.here && p.PeerID == s.fullID(string(a.session.peer)):
+	case a.session != nil && p.here && p.local == a.session.peer:
 		return saidOutput{}, refuse("refused", "that is yourself: end your own session by leaving")
 	case mine != nil:
 		return s.killSpawned(p, mine)
@@ -185,9 +185,8 @@ func (p *spawned) endsWithin(d time.Duration, stop <-chan struct{}) bool {
 
 // retire ends the session of a peer and refuses its identity from now on.
 func (s *server) retire(p *meshPeer) (saidOutput, error) {
-	id, _, _ := strings.Cut(p.PeerID, "@")
-	peer := peerID(id)
-	if _, ok := s.board.who(peer); !ok {
+	peer := p.local
+	if peer == "" {
 		return saidOutput{}, refuse("refused", "@%s is not attached", p.Name)
 	}
 	identity, transport, _ := s.board.origin(peer)

@@ -215,6 +215,7 @@ func setupScript(env *testscript.Env, mark string) error {
 	}
 	env.Values[worldKey{}] = w
 	env.Defer(w.end)
+	env.Defer(func() { killSpawned(env.WorkDir) })
 	if err := os.MkdirAll(repo, 0o755); err != nil {
 		return err
 	}
