@@ -86,6 +86,8 @@ type carried struct {
 	Circle      string           `json:"circle,omitempty"`
 	Role        string           `json:"role,omitempty"`
 	Description string           `json:"description,omitempty"`
+	Spawn       string           `json:"spawn,omitempty"`  // by which the client was started
+	Spoken      bool             `json:"spoken,omitempty"` // it has called a tool since
 	Episode     *carriedEpisode  `json:"episode,omitempty"`
 	Orphans     []carriedEpisode `json:"orphans,omitempty"`      // other episodes that its last server handed on
 	Idle        int64            `json:"idle_seconds,omitempty"` // since the client last spoke
@@ -109,8 +111,8 @@ type board struct {
 	names   map[boardName]*boardEntry     // who is attached under which name
 
 	// Set before anybody attaches, called with mu held; nil on a board without a mesh.
-	reserved func(at boardName, who boardIdentity) bool // a free name that is not for this peer
-	changed  func(nameRecord)                           // a name has been taken or left
+	reserved func(at boardName, who boardIdentity, spawn string) bool // a free name that is not for this peer
+	changed  func(nameRecord)                                         // a name has been taken or left
 }
 
 // boardIdentity keeps those who proved themselves by the token apart from those who only say who they are: knowing an
@@ -146,6 +148,8 @@ type boardEntry struct {
 	describedAt time.Time
 	carried     *carried // what of its attachment is only for the next server; nil for most
 	unverified  bool
+	spawn       string // by which it was started
+	silent      bool   // it was spawned and has not called a tool yet
 }
 
 func newBoard() *board {
@@ -206,6 +210,9 @@ func newMember(a attachment) *boardEntry {
 		circle:    cleanName(a.Carried.Circle, "default"),
 		role:      cleanRole(a.Carried.Role),
 		described: oneCell(cleanText(a.Carried.Description, descriptionLimit)), describedAt: now,
+	}
+	if spawnID.MatchString(a.Carried.Spawn) && !a.Unverified {
+		m.spawn, m.silent = a.Carried.Spawn, !a.Carried.Spoken
 	}
 	if a.Carried.Initialize != nil || a.Carried.Version != "" || a.Carried.Episode != nil {
 		m.carried = &carried{Initialize: a.Carried.Initialize, Version: a.Carried.Version, Episode: a.Carried.Episode}
@@ -405,6 +412,7 @@ func (b *board) carry(id peerID) carried {
 		c = *m.carried
 	}
 	c.Name, c.Circle, c.Role, c.Description = m.name, m.circle, m.role, m.described
+	c.Spawn, c.Spoken = m.spawn, !m.silent && m.spawn != ""
 	order := make([]int, len(m.claims))
 	for i := range order {
 		order[i] = i
@@ -502,7 +510,7 @@ func (b *board) enterLocked(m *boardEntry) {
 }
 
 func (b *board) freeLocked(at boardName, m *boardEntry) bool {
-	return b.names[at] == nil && (b.reserved == nil || !b.reserved(at, m.identity))
+	return b.names[at] == nil && (b.reserved == nil || !b.reserved(at, m.identity, m.spawn))
 }
 
 // unnameLocked frees the name of a peer that leaves or is replaced.
@@ -537,6 +545,9 @@ func (m *boardEntry) wire(now time.Time) peer {
 		ConnectedAt: stamp(m.connected), LastSeen: max(0, int64(now.Sub(m.seen)/time.Second)),
 		Claims: []announcement{},
 		Mesh:   &peerMesh{Name: m.name, Circle: m.circle, Role: m.role, Description: m.described, Unverified: m.unverified},
+	}
+	if m.silent {
+		p.Mesh.TurnState = "pending_first_turn"
 	}
 	if len(m.claims) > 0 {
 		p.Claims = m.claims

@@ -248,7 +248,7 @@ func deliverable(e *entry) error {
 	case e.Key == "":
 		return errors.New("no key")
 	case e.Name != nil || e.Queue != nil || e.Sent != nil || e.Carry != nil || e.Confirm != nil || e.Move != nil || e.Kept,
-		e.Schedule != nil || e.Fire != nil || e.Unschedule != "":
+		e.Schedule != nil || e.Fire != nil || e.Unschedule != "", e.Spawn != nil || e.Unspawn != "" || e.Retire != "":
 		return errors.New("not a delivery")
 	case e.Open != nil && e.Open.Home == (place{}):
 		return errors.New("a thread without a home")

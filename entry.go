@@ -84,7 +84,8 @@ type nameRecord struct {
 	Description string    `json:"description,omitempty"`
 	Described   int64     `json:"described,omitempty"`
 	Seen        int64     `json:"seen"`
-	Left        int64     `json:"left,omitempty"` // 0: it is held
+	Left        int64     `json:"left,omitempty"`  // 0: it is held
+	Spawn       string    `json:"spawn,omitempty"` // by which it was started
 }
 
 // outgoing is what another checkout's server is to apply, once, whenever it can be reached.
@@ -124,6 +125,10 @@ type entry struct {
 	Schedule   *schedule `json:"schedule,omitempty"`
 	Fire       *firing   `json:"fire,omitempty"`
 	Unschedule string    `json:"unschedule,omitempty"`
+	// What becomes of processes: spawned.go.
+	Spawn   *spawned `json:"spawn,omitempty"`
+	Unspawn string   `json:"unspawn,omitempty"`
+	Retire  string   `json:"retire,omitempty"` // an identity that is refused from now on
 
 	Kept bool `json:"kept,omitempty"` // from a journal written anew: it was accepted before, whatever the limits
 }
@@ -167,6 +172,11 @@ func (e *entry) valid() error {
 	}
 	if e.Schedule != nil {
 		if err := e.Schedule.valid(); err != nil {
+			return err
+		}
+	}
+	if e.Spawn != nil {
+		if err := e.Spawn.valid(); err != nil {
 			return err
 		}
 	}

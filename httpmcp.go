@@ -291,6 +291,8 @@ func (s *server) servePrivate(w http.ResponseWriter, r *http.Request, n *session
 		s.serveAttach(w, r, m)
 	case m.method == "majordomus/deliver":
 		s.serveDeliver(w, r, m)
+	case m.method == "majordomus/kill":
+		s.serveKill(w, r, m)
 	case m.method == "majordomus/look":
 		s.serveLook(w, r, m)
 	case m.method == "majordomus/watch" && n != nil && n.attached:
@@ -320,6 +322,12 @@ func (s *server) serveAttach(w http.ResponseWriter, r *http.Request, m message) 
 		s.refused(w, r, errLeaseLost)
 		return
 	}
+	s.mesh.settled()
+	if err := s.refuseRetired(p.Identity); err != nil {
+		s.refused(w, r, err)
+		return
+	}
+	s.recognize(&p)
 	n := &session{id: randomHex(16), attached: true, trusted: true, version: p.Carried.Version}
 	n.peer = s.board.attach(attachment{Transport: "http", Identity: p.Identity, Address: p.Address, Carried: p.Carried})
 	if err := s.admit(n); err != nil {
@@ -386,6 +394,11 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, n *session, 
 			return
 		}
 		if errors.Is(context.Cause(ctx), errSessionEnded) {
+			identity, _, _ := s.board.origin(n.peer)
+			if err := s.refuseRetired(identity); err != nil {
+				s.refused(w, r, err)
+				return
+			}
 			s.sessionNotFound(w, r)
 			return
 		}

@@ -189,7 +189,7 @@ func (s *server) meshEverywhere(ctx context.Context) (list []meshPeer, silent []
 			s.tendSoon()
 		}
 	}
-	return list, silent
+	return append(list, s.spawnRows(list, false)...), silent
 }
 
 // meshAt asks the server of one checkout, or its journal. An error means that there is a server and it did not answer.

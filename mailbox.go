@@ -48,12 +48,16 @@ type store struct {
 
 	schedules map[string]*schedule
 	ordered   int64 // the latest order given to one
+
+	spawns  map[string]*spawned
+	retired map[string]int64 // identities, and since when
 }
 
 func newStore() *store {
 	return &store{
 		names: map[boardName]*nameRecord{}, boxes: map[boardName][]*letter{}, threads: map[string]*thread{},
 		keys: map[string]int64{}, carried: map[int64]*carriage{}, schedules: map[string]*schedule{},
+		spawns: map[string]*spawned{}, retired: map[string]int64{},
 	}
 }
 
@@ -102,12 +106,13 @@ func (st *store) apply(e *entry) (done applied, err error) {
 		st.move(*e.Move)
 	}
 	st.applySchedule(e)
+	st.applySpawn(e)
 	return done, nil
 }
 
 // check finds whatever would keep an entry from being applied whole.
 func (st *store) check(e *entry) error {
-	if err := st.checkSchedule(e); err != nil {
+	if err := cmp.Or(st.checkSchedule(e), st.checkSpawn(e)); err != nil {
 		return err
 	}
 	if e.Close != nil {
@@ -400,6 +405,7 @@ func (st *store) entries(each func(*entry)) {
 	for _, sc := range st.schedules {
 		each(&entry{At: st.swept, Kept: true, Schedule: sc})
 	}
+	st.spawnEntries(each)
 	for key, at := range st.keys {
 		each(&entry{At: at, Key: key})
 	}
@@ -407,5 +413,5 @@ func (st *store) entries(each func(*entry)) {
 
 // vital says whether the state holds more than names: what somebody was promised.
 func (st *store) vital() bool {
-	return len(st.boxes) > 0 || len(st.threads) > 0 || len(st.out) > 0 || len(st.keys) > 0 || len(st.schedules) > 0
+	return len(st.boxes) > 0 || len(st.threads) > 0 || len(st.out) > 0 || len(st.keys) > 0 || len(st.schedules) > 0 || len(st.spawns) > 0 || len(st.retired) > 0
 }

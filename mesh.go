@@ -45,6 +45,7 @@ type mesh struct {
 
 	scheduled chan struct{} // a receive means that there is a new schedule
 	runs      bool          // somebody looks at the schedules
+	spawning  chan struct{} // full while a process is started
 }
 
 func newMesh(log *slog.Logger) *mesh {
@@ -53,6 +54,7 @@ func newMesh(log *slog.Logger) *mesh {
 		parcels: map[int64]*parcel{}, readers: map[boardName][]chan struct{}{}, working: map[peerID]int{},
 		awaited: map[string]chan handed{}, lanes: map[string]chan struct{}{}, links: map[string]*link{},
 		tend: make(chan struct{}, 1), scheduled: make(chan struct{}, 1),
+		spawning: make(chan struct{}, 1),
 	}
 }
 
@@ -91,6 +93,7 @@ func (s *server) openMesh() {
 	if scheduled {
 		s.runSoon()
 	}
+	s.adoptSpawned()
 }
 
 // closeMesh ends what the mesh does by itself and writes what is still to be written.
@@ -186,15 +189,15 @@ func (m *mesh) nameChanged(r nameRecord) {
 	}
 }
 
-// reserved says whether a free name is not for this peer: another's who may come back for it, the human's, or one whose
-// mailbox holds what a stranger must not read.
-func (m *mesh) reserved(at boardName, who boardIdentity) bool {
+// reserved says whether a free name is not for this peer: another's who may come back for it, that of a spawned peer who
+// is expected, the human's, or one whose mailbox holds what a stranger must not read.
+func (m *mesh) reserved(at boardName, who boardIdentity, spawn string) bool {
 	if m.journal == nil {
 		return false
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if at == human || who.unverified && (m.state.boxes[at] != nil || m.state.schedulesOf(at)) {
+	if at == human || m.state.expects(at, spawn) || who.unverified && (m.state.boxes[at] != nil || m.state.schedulesOf(at)) {
 		return true
 	}
 	identity, ok := m.kept[at]

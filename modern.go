@@ -216,6 +216,9 @@ func (s *server) worker(identity string, trusted bool) (*session, error) {
 	if n := s.use(id); n != nil {
 		return n, nil
 	}
+	if err := s.refuseRetired(identity); err != nil {
+		return nil, err
+	}
 	n := &session{id: id, trusted: trusted, peer: s.board.knows(identity, !trusted)}
 	if n.peer == "" {
 		n.peer = s.board.attach(attachment{Transport: "http", Identity: identity, Unverified: !trusted})

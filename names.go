@@ -114,6 +114,7 @@ func (b *board) tellLocked(m *boardEntry) {
 	if !m.unverified {
 		r.Identity = m.identity.text
 	}
+	r.Spawn = m.spawn
 	if m.described != "" {
 		r.Described = m.describedAt.UnixMilli()
 	}
@@ -121,4 +122,30 @@ func (b *board) tellLocked(m *boardEntry) {
 		r.Left = now
 	}
 	b.changed(r)
+}
+
+// taken says whether a name is somebody's, or kept for somebody.
+func (b *board) taken(at boardName) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !b.freeLocked(at, &boardEntry{})
+}
+
+// spoke notes that a peer has called a tool.
+func (b *board) spoke(id peerID) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m := b.findLocked(id); m != nil {
+		m.silent = false
+	}
+}
+
+// origin is what a peer proves to be, "" for nothing, how it came, and by which spawn it was started.
+func (b *board) origin(id peerID) (identity, transport, spawn string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if m := b.findLocked(id); m != nil {
+		return m.identity.text, m.transport, m.spawn
+	}
+	return "", "", ""
 }

@@ -42,6 +42,7 @@ type meshPeer struct {
 	TurnState   string `json:"turn_state" doc:"pending_first_turn while a spawned peer has not spoken, else empty"`
 	here        bool   // on this server
 	local       peerID // there, while it is attached
+	spawn       string // by which it was started, as far as this server knows
 }
 
 func (p *meshPeer) columns() []string {
@@ -196,12 +197,17 @@ func (s *server) meshHere() []meshPeer {
 		if p.Address != nil {
 			row.Machine = cmp.Or(p.Address.Host, hostname())
 		}
+		_, _, row.spawn = s.board.origin(p.ID)
 		there[row.box()] = true
 		s.mesh.mu.Lock()
 		if s.mesh.working[p.ID] > 0 {
 			row.Status = "busy"
 		}
 		s.mesh.mu.Unlock()
+		list = append(list, row)
+	}
+	for _, row := range s.spawnRows(list, true) {
+		there[row.box()] = true
 		list = append(list, row)
 	}
 	var known []nameRecord

@@ -15,6 +15,11 @@ import (
 func (s *server) resolve(ctx context.Context, a actor, name, circle string) (*meshPeer, error) {
 	name = strings.TrimPrefix(strings.TrimSpace(name), "@")
 	list, silent := s.meshFor(ctx, name)
+	return pick(list, silent, a, name, circle)
+}
+
+// pick finds the one peer of a list.
+func pick(list []meshPeer, silent []string, a actor, name, circle string) (*meshPeer, error) {
 	found := matching(list, a, name, strings.TrimSpace(circle))
 	switch {
 	case len(found) == 1:

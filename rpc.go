@@ -212,6 +212,9 @@ func (s *server) callTool(ctx context.Context, n *session, m message) (json.RawM
 
 // invokeFor runs a capability for a caller, who is busy meanwhile, unless it waits.
 func (s *server) invokeFor(ctx context.Context, n *session, c *capability, args []byte) (any, error) {
+	if n != nil {
+		s.board.spoke(n.peer)
+	}
 	if n != nil && !c.mayWait {
 		s.mesh.work(n.peer, 1)
 		defer s.mesh.work(n.peer, -1)

@@ -88,7 +88,7 @@ func TestMain(m *testing.M) {
 // runProgram is the process under test, with the test hooks that a script's environment sets.
 //
 // VERSION is the version it takes itself for. WAITS=FILE gives it the tool of waiter_test.go. For schedules it is always
-// the time that stands in CLOCK=FILE. STALL=HOOK stops it at a hook, once: it makes $WORK/stalled and goes on when
+// the time that stands in CLOCK=FILE. PATIENCE is how long a spawned peer may take to attach. STALL=HOOK stops it at a hook, once: it makes $WORK/stalled and goes on when
 // that is gone. A racer first waits at the gate: it says on descriptor 4 that it is there, and 3 ends when all are let go;
 // main sees neither.
 func runProgram() {
@@ -111,6 +111,7 @@ func runProgram() {
 	if file := os.Getenv("CLOCK"); file != "" {
 		testHookClock = fileClock(file)
 	}
+	testHookSpawnPatience, _ = time.ParseDuration(os.Getenv("PATIENCE"))
 	if file := os.Getenv("WAITS"); file != "" {
 		addWaiter(file)
 	}
@@ -214,6 +215,7 @@ func setupScript(env *testscript.Env, mark string) error {
 	}
 	env.Values[worldKey{}] = w
 	env.Defer(w.end)
+	env.Defer(func() { killSpawned(env.WorkDir) })
 	if err := os.MkdirAll(repo, 0o755); err != nil {
 		return err
 	}

@@ -143,7 +143,7 @@ func newClient(in io.Reader, out io.Writer, name string, getenv func(string) str
 		out:      out,
 		identity: randomHex(16),
 		address:  ownAddress(getenv, os.Getppid()),
-		carried:  carried{Name: getenv("MAJORDOMUS_NAME"), Circle: getenv("MAJORDOMUS_CIRCLE"), Role: getenv("MAJORDOMUS_ROLE")},
+		carried:  carried{Name: getenv("MAJORDOMUS_NAME"), Circle: getenv("MAJORDOMUS_CIRCLE"), Role: getenv("MAJORDOMUS_ROLE"), Spawn: getenv("MAJORDOMUS_SPAWN")},
 	}
 	if c.carried.Name == "" {
 		c.carried.Name = name
@@ -316,6 +316,11 @@ func (c *client) told(numbers []int64) {
 // that the next server can be told.
 func (c *client) remember(f frame, answer []byte) {
 	c.rememberModern(f)
+	if f.tool != "" {
+		c.mu.Lock()
+		c.carried.Spoken = c.carried.Spawn != ""
+		c.mu.Unlock()
+	}
 	switch {
 	case f.method == "initialize":
 		if version := stringMember(member(answer, "result"), "protocolVersion"); version != "" {

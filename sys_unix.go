@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -106,4 +107,93 @@ func pollable(f *os.File) (*os.File, func()) {
 		return f, func() {}
 	}
 	return os.NewFile(uintptr(fd), f.Name()), func() { syscall.SetNonblock(fd, false) }
+}
+
+// detach makes a command the first of a session, and so of a process group, of its own: no terminal's hangup reaches it,
+// and it can be ended as a whole.
+func detach(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} }
+
+// ownerOf is the user a file belongs to.
+func ownerOf(info os.FileInfo) (uid int, known bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return int(st.Uid), true
+}
+
+// signalGroup signals a process group; one that is gone is no error. Groups 0 and 1 mean others than they say.
+func signalGroup(group int, sig syscall.Signal) error {
+	if group <= 1 {
+		return syscall.EINVAL
+	}
+	if err := syscall.Kill(-group, sig); err != syscall.ESRCH {
+		return err
+	}
+	return nil
+}
+
+func groupGone(group int) bool { return group <= 1 || syscall.Kill(-group, 0) == syscall.ESRCH }
+
+// processGroup is the group of a process, of this one for 0; 0 when there is no such process.
+func processGroup(pid int) int {
+	group, err := syscall.Getpgid(pid)
+	if err != nil {
+		return 0
+	}
+	return group
+}
+
+// processStart says when a process started, in words that no other process of that number has; "" when there is none.
+func processStart(pid int) (start string, zombie bool) {
+	state, _, ticks, ok := readStat(pid)
+	if ok {
+		boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+		return strings.TrimSpace(string(boot)) + " " + ticks, state == "Z" || state == "X"
+	}
+	if _, err := os.Stat("/proc/self/stat"); err == nil || pid <= 1 {
+		return "", false
+	}
+	out, err := exec.Command("/bin/ps", "-o", "stat=,lstart=", "-p", strconv.Itoa(pid)).Output()
+	state, start, found := strings.Cut(strings.TrimSpace(string(out)), " ")
+	if err != nil || !found {
+		return "", false
+	}
+	return strings.Join(strings.Fields(start), " "), strings.HasPrefix(state, "Z")
+}
+
+// readStat reads what Linux says of a process. The name, in parentheses, may hold anything.
+func readStat(pid int) (state string, group int, start string, ok bool) {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return "", 0, "", false
+	}
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+	if len(fields) < 20 {
+		return "", 0, "", false
+	}
+	group, _ = strconv.Atoi(fields[2])
+	return fields[0], group, fields[19], true
+}
+
+// groupMembers lists the running processes of a group that have a variable in their environment. Where there is no /proc,
+// nobody can prove that.
+func groupMembers(group int, variable string) (pids []int) {
+	if group <= 1 || groupGone(group) {
+		return nil
+	}
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if state, of, _, ok := readStat(pid); ok && of == group && state != "Z" && state != "X" {
+			env, _ := os.ReadFile("/proc/" + e.Name() + "/environ")
+			if strings.Contains("\x00"+string(env), "\x00"+variable+"\x00") {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
 }

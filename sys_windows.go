@@ -1,9 +1,11 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"os"
 	"os/exec"
+	"syscall"
 )
 
 // openWary has no counterpart here; there is no lease to read either, see flock.
@@ -27,3 +29,13 @@ func killGroup(cmd *exec.Cmd) error { return cmd.Process.Kill() }
 func closeOnExec() {}
 
 func pollable(f *os.File) (*os.File, func()) { return f, func() {} }
+
+// What follows is for spawned processes. Without a lease there is no server here that would start any.
+
+func detach(*exec.Cmd)                             {}
+func ownerOf(os.FileInfo) (uid int, known bool)    { return 0, false }
+func signalGroup(int, syscall.Signal) error        { return errors.ErrUnsupported }
+func groupGone(int) bool                           { return true }
+func processGroup(int) int                         { return 0 }
+func processStart(int) (start string, zombie bool) { return "", false }
+func groupMembers(int, string) []int               { return nil }

@@ -361,6 +361,8 @@ func (s *server) whyQueued(box, from boardName) string {
 		return fmt.Sprintf("queued: %s is busy and sees it with its next call", box.name)
 	case id != "":
 		return fmt.Sprintf("queued: %s sees it with its next call", box.name)
+	case m.state.expects(box, ""):
+		return fmt.Sprintf("queued: %s has been spawned and sees it with its first call", box.name)
 	case box == human:
 		return "queued: the human sees it when the inbox is read"
 	}
