@@ -100,7 +100,7 @@ func (s *server) askPeer(ctx context.Context, in askInput) (sentOutput, error) {
 	if err != nil {
 		return sentOutput{}, err
 	}
-	s.tendSoon() // it may lapse
+	s.tendSoon()      // it may lapse
 	if prior != nil { // its home or the ask's mailbox is elsewhere: closed only once the ask is stored
 		note = joined(note, s.closeFollowed(ctx, a, prior, side, to, l.ID))
 	}
