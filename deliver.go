@@ -50,7 +50,7 @@ func (s *server) handOver(ctx context.Context, to place, key string) handed {
 	delete(m.awaited, key)
 	m.mu.Unlock()
 	select {
-	case h := <-result:
+	case h := <-result: // whoever handed it over, this call or another
 		return h
 	default:
 	}
@@ -77,6 +77,7 @@ func (s *server) flush(ctx context.Context, to place) error {
 	case <-ctx.Done():
 		return fmt.Errorf("%w: it takes long", errNotServed)
 	}
+	// One at a time: the next one may be by the same sender, to the same reader, and must not overtake.
 	for {
 		o := m.nextFor(to)
 		if o == nil {
@@ -150,7 +151,7 @@ func (s *server) strike(o *outgoing, h handed) error {
 	m.mu.Unlock()
 	failure := ""
 	switch {
-	case h.err != nil:
+	case h.err != nil: // for good: what a later try may cure has not come here
 		failure = h.err.Error()
 		if o.Entry.Open != nil {
 			e.Close = &closing{ID: o.Entry.Open.ID, By: "refused"}
@@ -179,14 +180,13 @@ func (s *server) strike(o *outgoing, h handed) error {
 
 // summary says to its sender which message an entry is about.
 func (e *entry) summary() string {
-	if len(e.Store) > 0 {
+	switch {
+	case len(e.Store) > 0 && e.Store[0].Scheduled != "":
 		l := &e.Store[0]
-		if l.Scheduled != "" {
-			return fmt.Sprintf("%s to @%s (%s): %q", l.Kind, l.To[0].name, l.Scheduled, clip(l.Text, 200))
-		}
-		return fmt.Sprintf("%s #%s %q", l.Kind, l.ID, clip(l.Text, 200))
-	}
-	if e.Close != nil && e.Close.Letter != nil {
+		return fmt.Sprintf("%s to @%s (%s): %q", l.Kind, l.To[0].name, l.Scheduled, clip(l.Text, 200))
+	case len(e.Store) > 0:
+		return fmt.Sprintf("%s #%s %q", e.Store[0].Kind, e.Store[0].ID, clip(e.Store[0].Text, 200))
+	case e.Close != nil && e.Close.Letter != nil:
 		return fmt.Sprintf("ack #%s %q", e.Close.ID, clip(e.Close.Letter.Text, 200))
 	}
 	return "a message"

@@ -87,6 +87,7 @@ func (s *server) dialCheckout(ctx context.Context, root string) (l *link, reused
 	if !r.held {
 		return nil, false, fmt.Errorf("%w: none is running", errNotServed)
 	}
+	// Names of checkouts come from other servers and from the journal: no token leaves this repository.
 	there, err := readCheckout(root)
 	switch {
 	case err != nil || there.commonDir != s.checkout.commonDir:

@@ -79,6 +79,7 @@ func (st *store) apply(e *entry) (done applied, err error) {
 		record := *e.Name
 		st.names[record.Box] = &record
 	}
+	// First what ends, then what begins: a follow-up closes its prior thread before it opens its own.
 	if e.Close != nil {
 		st.close(e, &done)
 	}
@@ -166,6 +167,7 @@ func (st *store) count(box boardName, now int64) int {
 	return n
 }
 
+// openAsks is how many asks of a peer are open; like the other counts it is only made when there may be too many.
 func (st *store) openAsks(box boardName) int {
 	n := 0
 	if len(st.threads) >= mailboxLimit {
@@ -223,7 +225,7 @@ func (st *store) close(e *entry, done *applied) {
 	if l == nil {
 		return
 	}
-	told := *l
+	told := *l // where it goes is the thread's to say: names may have moved since it was written
 	switch e.Close.By {
 	case "asker":
 		if t.To.At != (place{}) || st.retract(t) {
@@ -239,6 +241,7 @@ func (st *store) close(e *entry, done *applied) {
 	st.put(&told, e.At, e.Close.By == "asker", done)
 }
 
+// retract takes an ask out of its recipient's mailbox, unless it may have been seen.
 func (st *store) retract(t *thread) bool {
 	letters := st.boxes[t.To.Box]
 	i := slices.IndexFunc(letters, func(l *letter) bool { return l.Kind == "ask" && l.ID == t.ID })
@@ -249,6 +252,7 @@ func (st *store) retract(t *thread) bool {
 	return true
 }
 
+// carry notes on each letter of a parcel that the parcel carried it. Letters that are gone meanwhile are left out.
 func (st *store) carry(c *carriage) {
 	kept := carriage{Number: c.Number, Box: c.Box}
 	note := func(box boardName) {
@@ -270,6 +274,7 @@ func (st *store) carry(c *carriage) {
 	}
 }
 
+// confirm consumes the letters of a parcel, also those that another one carries by now: they have been read.
 func (st *store) confirm(n int64) {
 	c := st.carried[n]
 	if c == nil {
@@ -287,6 +292,7 @@ func (st *store) setBox(box boardName, letters []*letter) {
 	st.boxes[box] = letters
 }
 
+// move makes one mailbox of two, in the order of sending, and one party of two in every thread.
 func (st *store) move(m move) {
 	if letters := st.boxes[m.From]; letters != nil {
 		for _, l := range letters {
@@ -335,7 +341,7 @@ func (st *store) sweep(now int64) {
 	maps.DeleteFunc(st.names, func(box boardName, r *nameRecord) bool {
 		return r.Left != 0 && expired(r.Left, now) && st.boxes[box] == nil
 	})
-	for len(st.names) > namesLimit {
+	for len(st.names) > namesLimit { // anonymous sessions come and go by the thousand
 		oldest := (*nameRecord)(nil)
 		for box, r := range st.names {
 			if r.Left != 0 && st.boxes[box] == nil && (oldest == nil || r.Left < oldest.Left || r.Left == oldest.Left && r.Box.name < oldest.Box.name) {

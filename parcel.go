@@ -61,7 +61,7 @@ func (s *server) take(ctx context.Context, a actor, reader chan struct{}) (list 
 		list = append(list, l.mail())
 	}
 	m.parcels[p.Number] = p
-	m.unreadLocked(a.box, reader)
+	m.unreadLocked(a.box, reader) // in the same moment: the next letter must not count as handed to it
 	m.mu.Unlock()
 
 	carry := p.carriage

@@ -1,6 +1,7 @@
 package main
 
-// Who can be written to, as a table, and what a peer says of itself there.
+// Who can be written to, as a table, and what a peer says of itself there. One that is attached is called by its number on
+// the board, pN@checkout; one that has left by its name, circle/name@checkout, since the number may be another's by now.
 
 import (
 	"cmp"

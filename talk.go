@@ -1,6 +1,10 @@
 package main
 
-// The tools by which peers write to each other, and the look-up of whom a name means.
+// The tools by which peers write to each other.
+//
+// A thread has its home in the asker's checkout: whatever closes it, an answer, a withdrawal, a follow-up, is compared there
+// with what the journal holds, and the first one counts. The recipient's checkout keeps a copy, which says where that is.
+// What has to happen together is one entry, so that no crash comes between.
 
 import (
 	"context"
@@ -8,7 +12,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -33,10 +36,6 @@ type notifyInput struct {
 	Peer    string `json:"peer_name" required:"true" doc:"name or peer_id of the recipient"`
 	Message string `json:"message" required:"true" doc:"the message, at most 16384 bytes"`
 	Circle  string `json:"circle" doc:"circle of the recipient, when two peers share the name"`
-}
-
-type broadcastInput struct {
-	Message string `json:"message" required:"true" doc:"the message, at most 16384 bytes"`
 }
 
 // sentOutput is the answer to what has been sent: the tool's text is the id alone.
@@ -90,6 +89,7 @@ func (s *server) askPeer(ctx context.Context, in askInput) (sentOutput, error) {
 	if prior != nil {
 		l.Follows = prior.ID
 	}
+	// The thread is in the journal before the ask is on its way: an answer may come back at once.
 	e := &entry{Open: &thread{ID: l.ID, From: l.From, To: s.addressOf(to), Text: clip(l.Text, askExcerpt), At: l.At}}
 	if prior != nil && to.here && prior.Home == (place{}) {
 		// One line of the journal: the prior thread is closed if and only if the new ask is stored.
@@ -100,8 +100,8 @@ func (s *server) askPeer(ctx context.Context, in askInput) (sentOutput, error) {
 	if err != nil {
 		return sentOutput{}, err
 	}
-	s.tendSoon() // it may lapse
-	if prior != nil {
+	s.tendSoon()      // it may lapse
+	if prior != nil { // its home or the ask's mailbox is elsewhere: closed only once the ask is stored
 		note = joined(note, s.closeFollowed(ctx, a, prior, side, to, l.ID))
 	}
 	return sentOutput{l.ID, note}, nil
@@ -234,7 +234,7 @@ func (s *server) ackAsk(ctx context.Context, in ackInput) (saidOutput, error) {
 			return saidOutput{}, err
 		}
 	}
-	if side == "asker" {
+	if side == "asker" { // a recipient gets an ack for nothing else
 		l.Text = strings.TrimSuffix("withdrawn: "+l.Text, ": ")
 	}
 	e := &entry{}
@@ -297,7 +297,7 @@ func (s *server) post(ctx context.Context, e *entry, to *meshPeer, l letter) (no
 	}
 	out := s.outgoing(e, to.Path, l)
 	h := handed{}
-	if s.lease == nil {
+	if s.lease == nil { // nothing outlives this process, so nothing is kept for later: sent now or refused
 		if h = s.deliver(ctx, &out); errors.Is(h.err, errNotServed) {
 			return "", refuse("refused", "not sent: this process serves its client alone, and %v", h.err)
 		}
@@ -371,128 +371,6 @@ func (s *server) whyQueued(box, from boardName) string {
 		since = " since " + stamp(time.UnixMilli(held.Left))
 	}
 	return fmt.Sprintf("queued: %s is offline%s; the message is kept for %v", box.name, since, keepTime)
-}
-
-// broadcast sends to everybody in the caller's circle who is online.
-func (s *server) broadcast(ctx context.Context, in broadcastInput) (saidOutput, error) {
-	a, err := s.actor(ctx)
-	if err != nil {
-		return saidOutput{}, err
-	}
-	l, err := s.letterFrom(a, "broadcast", s.mesh.newID("notif"), "message", in.Message)
-	if err != nil {
-		return saidOutput{}, err
-	}
-	list, silent := s.meshEverywhere(ctx)
-	reached, failed := map[string][]boardName{}, map[string]string{}
-	var roots []string // remote ones, in order
-	for i := range list {
-		p := &list[i]
-		if p.Status == "offline" || p.here && p.box() == a.box || !a.crosses() && !p.crosses() && p.Circle != a.box.circle {
-			continue
-		}
-		key := p.Path
-		if p.here {
-			key = ""
-		} else if !slices.Contains(roots, key) {
-			roots = append(roots, key)
-		}
-		reached[key] = append(reached[key], p.box())
-	}
-	if err := s.fanOut(ctx, l, reached, roots, failed); err != nil {
-		return saidOutput{}, err
-	}
-	return saidOutput{broadcastText(a, reached, append([]string{""}, roots...), failed), silentNote(silent)}, nil
-}
-
-// fanOut stores a letter in many mailboxes: those here at once, those elsewhere through their servers. What fails is
-// taken out of reached and named.
-func (s *server) fanOut(ctx context.Context, l letter, reached map[string][]boardName, roots []string, failed map[string]string) error {
-	e := &entry{}
-	if len(reached[""]) > 0 {
-		here := l
-		here.To = reached[""]
-		e.Store = []letter{here}
-	}
-	outs := make([]outgoing, len(roots))
-	for i, root := range roots {
-		far := l
-		far.To = reached[root]
-		outs[i] = s.outgoing(e, root, far)
-	}
-	if s.lease != nil {
-		e.Queue = outs
-	}
-	full := func(root string, boxes []boardName) {
-		for _, box := range boxes {
-			failed[box.name] = "its mailbox is full"
-		}
-		reached[root] = slices.DeleteFunc(reached[root], func(b boardName) bool { return slices.Contains(boxes, b) })
-	}
-	if e.Store != nil || e.Queue != nil {
-		done, err := s.mesh.commit(e, synced)
-		if len(reached[""]) == 1 && len(roots) == 0 && errors.As(err, new(*refusal)) {
-			done.full, err = reached[""], nil
-		}
-		if err != nil {
-			return s.notStored(err)
-		}
-		full("", done.full)
-	}
-	results := make([]handed, len(roots))
-	var all sync.WaitGroup
-	for i := range outs {
-		all.Go(func() {
-			if s.lease == nil {
-				results[i] = s.deliver(ctx, &outs[i])
-			} else {
-				results[i] = s.handOver(ctx, outs[i].To, outs[i].Entry.Key)
-			}
-		})
-	}
-	all.Wait()
-	for i, h := range results {
-		switch {
-		case h.err != nil && len(reached[roots[i]]) > 0:
-			for _, box := range reached[roots[i]] {
-				failed[box.name] = h.err.Error()
-				if errors.Is(h.err, errNotServed) && s.lease != nil {
-					failed[box.name] = "queued, " + h.err.Error()
-				}
-			}
-			reached[roots[i]] = nil
-		default:
-			full(roots[i], h.full)
-		}
-	}
-	return nil
-}
-
-func broadcastText(a actor, reached map[string][]boardName, roots []string, failed map[string]string) string {
-	var names, errs []string
-	for _, root := range roots {
-		for _, box := range reached[root] {
-			names = append(names, box.name)
-		}
-	}
-	for name, why := range failed {
-		errs = append(errs, name+" ("+why+")")
-	}
-	slices.Sort(errs)
-	text := fmt.Sprintf("broadcast to %d peers: %s", len(names), strings.Join(names, ", "))
-	switch len(names) {
-	case 0:
-		text = fmt.Sprintf("broadcast to 0 peers: nobody else is online in circle %s", a.box.circle)
-		if errs != nil {
-			text = "broadcast to 0 peers"
-		}
-	case 1:
-		text = "broadcast to 1 peer: " + names[0]
-	}
-	if errs != nil {
-		text += "; failed: " + strings.Join(errs, ", ")
-	}
-	return text
 }
 
 func silentNote(silent []string) string {
