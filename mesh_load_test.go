@@ -66,6 +66,7 @@ type loadPeer struct {
 }
 
 func TestMeshLoad(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts many processes")
 	}

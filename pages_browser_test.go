@@ -25,6 +25,7 @@ import (
 
 // TestBrowser shows the pages in a browser, one for all of its tests.
 func TestBrowser(t *testing.T) {
+	t.Parallel()
 	b := startBrowser(t)
 	for _, c := range []struct {
 		name string

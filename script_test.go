@@ -81,7 +81,7 @@ const patience = 30 * time.Second
 
 func TestMain(m *testing.M) {
 	// Scripts wait more than they work, so more of them than processors may run; -parallel says otherwise.
-	flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0)))
+	flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0)))
 	testscript.Main(m, map[string]func(){"majordomus": runProgram, "fake": runFake})
 }
 
@@ -127,6 +127,7 @@ func runProgram() {
 }
 
 func TestScript(t *testing.T) {
+	t.Parallel()
 	mark := "SUITE=" + strconv.Itoa(os.Getpid())
 	t.Run("run", func(t *testing.T) {
 		testscript.Run(t, testscript.Params{
