@@ -141,11 +141,12 @@ func (s *server) serveLook(w http.ResponseWriter, r *http.Request, m message) {
 // starting git takes longer than all the rest. Alone, this checkout's own server is a sibling too.
 func (s *server) siblings() []listed {
 	c := s.checkout
-	if c.root == "" {
+	several := c.root != "" && hasEntries(filepath.Join(c.commonDir, "worktrees"))
+	if c.root == "" || !several && s.lease != nil {
 		return nil
 	}
 	list := []listed{c.listed()}
-	if hasEntries(filepath.Join(c.commonDir, "worktrees")) {
+	if several {
 		var records []worktreeRecord
 		for i, path := range registeredWorktrees(c.commonDir) {
 			r := worktreeRecord{path: path}

@@ -268,6 +268,17 @@ func (m *mesh) work(id peerID, n int) {
 	}
 }
 
+// busy is who has calls in flight.
+func (m *mesh) busy() map[peerID]bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := make(map[peerID]bool, len(m.working))
+	for id := range m.working {
+		list[id] = true
+	}
+	return list
+}
+
 // moveMail lets what waits under the name that a peer had come along to the one that it has taken up with its work, and
 // with it its threads. Whoever waits for messages finds out under which name it does so now.
 func (s *server) moveMail(from, to boardName) error {

@@ -184,9 +184,12 @@ var hostname = sync.OnceValue(func() string {
 // meshHere lists who can be written to on this server, online or known.
 func (s *server) meshHere() []meshPeer {
 	now, project := time.Now(), s.checkout.project()
-	var list []meshPeer
-	there := map[boardName]bool{}
-	for _, p := range s.board.peers() {
+	peers := s.board.peers()
+	m := s.mesh
+	busy := m.busy()
+	list := make([]meshPeer, 0, len(peers))
+	there := make(map[boardName]bool, len(peers))
+	for _, p := range peers {
 		if !p.Attached || p.Mesh == nil {
 			continue
 		}
@@ -199,12 +202,10 @@ func (s *server) meshHere() []meshPeer {
 			row.Machine = cmp.Or(p.Address.Host, hostname())
 		}
 		_, _, row.spawn = s.board.origin(p.ID)
-		there[row.box()] = true
-		s.mesh.mu.Lock()
-		if s.mesh.working[p.ID] > 0 {
+		if busy[p.ID] {
 			row.Status = "busy"
 		}
-		s.mesh.mu.Unlock()
+		there[row.box()] = true
 		list = append(list, row)
 	}
 	for _, row := range s.spawnRows(list, true) {
@@ -212,14 +213,14 @@ func (s *server) meshHere() []meshPeer {
 		list = append(list, row)
 	}
 	var known []nameRecord
-	s.mesh.mu.Lock()
-	for box, held := range s.mesh.state.names {
-		if !there[box] && (held.Left == 0 || !expired(held.Left, now.UnixMilli()) || s.mesh.state.boxes[box] != nil) {
+	m.mu.Lock()
+	for box, held := range m.state.names {
+		if !there[box] && (held.Left == 0 || !expired(held.Left, now.UnixMilli()) || m.state.boxes[box] != nil) {
 			known = append(known, *held)
 		}
 	}
-	humanHere := now.Sub(s.mesh.humanSeen) < s.set.timing.sessionIdle
-	s.mesh.mu.Unlock()
+	humanHere := now.Sub(m.humanSeen) < s.set.timing.sessionIdle
+	m.mu.Unlock()
 	slices.SortFunc(known, func(a, b nameRecord) int {
 		return cmp.Or(cmp.Compare(a.Box.name, b.Box.name), cmp.Compare(a.Box.circle, b.Box.circle))
 	})
