@@ -17,7 +17,7 @@ import (
 
 const (
 	killGrace = 5 * time.Second // between TERM and KILL
-	killLook  = 20 * time.Millisecond
+	killLook  = 50 * time.Millisecond
 )
 
 type killInput struct {

@@ -133,7 +133,31 @@ func signalGroup(group int, sig syscall.Signal) error {
 	return nil
 }
 
-func groupGone(group int) bool { return group <= 1 || syscall.Kill(-group, 0) == syscall.ESRCH }
+// groupGone says that nothing runs in a group. Who has ended and waits for its parent to notice does not run: whose parent
+// died goes to the first process of the system, which may take its time.
+func groupGone(group int) bool {
+	if group <= 1 || syscall.Kill(-group, 0) == syscall.ESRCH {
+		return true
+	}
+	pids, known := groupPIDs(group)
+	return known && len(pids) == 0
+}
+
+// groupPIDs lists what runs in a group; known is false where there is no /proc to tell.
+func groupPIDs(group int) (pids []int, known bool) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		known = true
+		if state, of, _, ok := readStat(pid); ok && of == group && state != "Z" && state != "X" {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, known
+}
 
 // processGroup is the group of a process, of this one for 0; 0 when there is no such process.
 func processGroup(pid int) int {
@@ -176,24 +200,18 @@ func readStat(pid int) (state string, group int, start string, ok bool) {
 	return fields[0], group, fields[19], true
 }
 
-// groupMembers lists the running processes of a group that have a variable in their environment. Where there is no /proc,
-// nobody can prove that.
-func groupMembers(group int, variable string) (pids []int) {
-	if group <= 1 || groupGone(group) {
+// groupMembers lists what runs in a group and has a variable in its environment. Where there is no /proc, nobody can prove
+// that.
+func groupMembers(group int, variable string) (members []int) {
+	if group <= 1 || syscall.Kill(-group, 0) == syscall.ESRCH {
 		return nil
 	}
-	entries, _ := os.ReadDir("/proc")
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		if state, of, _, ok := readStat(pid); ok && of == group && state != "Z" && state != "X" {
-			env, _ := os.ReadFile("/proc/" + e.Name() + "/environ")
-			if strings.Contains("\x00"+string(env), "\x00"+variable+"\x00") {
-				pids = append(pids, pid)
-			}
+	pids, _ := groupPIDs(group)
+	for _, pid := range pids {
+		env, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+		if strings.Contains("\x00"+string(env), "\x00"+variable+"\x00") {
+			members = append(members, pid)
 		}
 	}
-	return pids
+	return members
 }
