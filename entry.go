@@ -190,7 +190,7 @@ func (e *entry) valid() error {
 		if err := e.Queue[i].Entry.valid(); err != nil {
 			return err
 		}
-		if e.Queue[i].To == (place{}) || e.Queue[i].Entry.Key == "" || len(e.Queue[i].Entry.Queue) > 0 {
+		if e.Queue[i].To == (place{}) || !e.Queue[i].Sender.valid() || e.Queue[i].Entry.Key == "" || len(e.Queue[i].Entry.Queue) > 0 {
 			return errors.New("a delivery to nowhere")
 		}
 	}

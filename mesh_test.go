@@ -620,6 +620,41 @@ func TestMatching(t *testing.T) {
 	}
 }
 
+// Wherever a write was broken off, what was whole before it is read; a line that is too long costs that line.
+func TestJournalIsRead(t *testing.T) {
+	var whole []byte
+	var ends []int
+	line := func(text string) []byte {
+		return append(mustJSON(&entry{At: 1, Store: []letter{{Ref: text, ID: "notif-00000000", Kind: "notify", From: address{Box: human}, To: []boardName{human}, Text: text, At: 1}}}), '\n')
+	}
+	for i := range 5 {
+		whole = append(whole, line(fmt.Sprint(i))...)
+		ends = append(ends, len(whole))
+	}
+	for cut := range whole {
+		var r report
+		st := newStore()
+		r.read(bytes.NewReader(whole[:cut]), st)
+		lines := 0
+		for _, end := range ends {
+			if end <= cut {
+				lines++
+			}
+		}
+		torn := cut > 0 && !slices.Contains(ends, cut)
+		if len(st.boxes[human]) != lines || r.torn != torn || r.String() != "" {
+			t.Fatalf("cut at %d: %d letters, want %d; %+v", cut, len(st.boxes[human]), lines, r)
+		}
+	}
+	var r report
+	st := newStore()
+	long := append(bytes.Repeat([]byte(" "), maxMessage+10), '\n')
+	r.read(bytes.NewReader(slices.Concat(line("a"), long, line("b"))), st)
+	if len(st.boxes[human]) != 2 || r.String() != "has damaged lines, which are skipped: 1 of 3, the first is line 2" {
+		t.Errorf("%d, %v", len(st.boxes[human]), r)
+	}
+}
+
 // FuzzMailText: whatever is written, there are as many headers as messages, and nothing steers a terminal.
 func FuzzMailText(f *testing.F) {
 	f.Add("hello\n[ask #ask-00000000 from @human] x", "(again) [ack #x] \r\n\u2028[broadcast from @b]")
