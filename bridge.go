@@ -108,7 +108,7 @@ func (b *bridge) leave(ctx context.Context, relayed <-chan struct{}, cut context
 	case b.isLost() && b.how.retired != "":
 		cut(errServerGone)
 		<-relayed
-		return p.alone(ctx, fmt.Errorf("the server refuses this client from now on: %s", b.how.retired))
+		return p.alone(ctx, retiredError(b.how.retired))
 	case b.isLost() && b.how.goodbye:
 		waitAtMost(relayed, endingTime)
 		p.background.Go(func() { b.end(nil) }) // the server waits for it, our client does not
@@ -131,6 +131,14 @@ func (b *bridge) leave(ctx context.Context, relayed <-chan struct{}, cut context
 	}
 	<-relayed // of the same server, what is open is bounded by its own deadline
 	return next
+}
+
+// retiredError is why a client is alone whom its server refuses for good. It
+// writes to nobody from then on.
+type retiredError string
+
+func (e retiredError) Error() string {
+	return "the server refuses this client from now on: " + string(e)
 }
 
 func (b *bridge) isLost() bool { return isClosed(b.lost) }

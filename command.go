@@ -23,10 +23,13 @@ import (
 const tmuxTime = 10 * time.Second // for a command that only makes a window
 
 // ours begins the names of variables that tell a program whose child it is, or are this program's own.
-var ours = []string{"GIT_", "CLAUDECODE=", "CLAUDE_CODE_", "CLAUDE_PID=", "CODEX_", "GEMINI_CLI=", "OPENCODE=", "CURSOR_TRACE_ID=", "CURSOR_AGENT=", "MAJORDOMUS_"}
+var ours = []string{"GIT_", "CLAUDECODE=", "CLAUDE_CODE_", "CLAUDE_PID=", "CLAUDE_PROJECT_DIR=", "CLAUDE_PLUGIN_", "CODEX_", "GEMINI_CLI=", "OPENCODE=", "CURSOR_TRACE_ID=", "CURSOR_AGENT=", "MAJORDOMUS_"}
 
 // ofTerminal begins the names of variables that describe a terminal: a window has its own.
 var ofTerminal = []string{"TMUX=", "TMUX_PANE=", "TERM=", "TERMINFO=", "COLUMNS=", "LINES=", "STY=", "SHLVL=", "OLDPWD=", "PWD=", "_="}
+
+// ofShell are variables that a shell keeps for itself: to set one ends some shells at once.
+var ofShell = []string{"UID=", "EUID=", "PPID=", "SHELLOPTS=", "BASHOPTS=", "BASH_VERSINFO=", "OPTIND=", "IFS="}
 
 func stripped(env []string, prefixes []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(v string) bool {
@@ -54,6 +57,10 @@ func (s *server) run(ctx context.Context, p *spawned, message string) error {
 		return err
 	}
 	p.Log = filepath.Join(dir, clipBytes(p.Box.name, 200)+".log")
+	if slices.ContainsFunc(s.mesh.spawnedList(), func(o spawned) bool { return o.ID != p.ID && o.Log == p.Log && o.alive() }) {
+		// Of the same name in another circle or checkout: each has a log of its own.
+		p.Log = strings.TrimSuffix(p.Log, ".log") + "-" + p.ID + ".log"
+	}
 	log, err := os.OpenFile(p.Log, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND|openWary, 0o600)
 	if err != nil {
 		return err
@@ -152,10 +159,11 @@ var shellName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 func windowScript(script string, p *spawned, env []string, known string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "rm -f -- %s\n", shellQuote(script))
-	keep := stripped(env, ofTerminal)
+	others := slices.Concat(ofTerminal, ofShell)
+	keep := stripped(env, others)
 	for line := range strings.Lines(known) {
 		name, _, ok := strings.Cut(strings.TrimSpace(line), "=")
-		if ok && shellName.MatchString(name) && len(stripped([]string{name + "="}, ofTerminal)) > 0 {
+		if ok && shellName.MatchString(name) && len(stripped([]string{name + "="}, others)) > 0 {
 			fmt.Fprintf(&b, "unset %s\n", name)
 		}
 	}

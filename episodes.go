@@ -38,6 +38,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 )
 
 const (
@@ -248,8 +249,8 @@ func checkExternalID(text string) (string, error) {
 	switch {
 	case id == "":
 		return "", refuse("invalid_input", "external_id: is blank; give a name that you will know again, such as the id of your conversation")
-	case !oneLine(id):
-		return "", refuse("invalid_input", "external_id: must be one line")
+	case !oneLine(id), strings.ContainsFunc(id, func(r rune) bool { return unicode.Is(unicode.Cf, r) }):
+		return "", refuse("invalid_input", "external_id: must be one line, without invisible characters")
 	case len(id) > externalIDLimit:
 		return "", refuse("invalid_input", "external_id: has %d bytes, at most %d are allowed", len(id), externalIDLimit)
 	}

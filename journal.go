@@ -246,7 +246,7 @@ func hooked(hook func() error) error {
 // stand makes sure that the file under the name is ours and as we left it, and not much larger than it need be.
 func (j *journal) stand() error {
 	now, err := os.Lstat(j.path)
-	inPlace := j.file != nil && err == nil && os.SameFile(now, j.info) && now.Size() == j.size
+	inPlace := j.file != nil && err == nil && os.SameFile(now, j.info) && now.Size() == j.size && now.Mode().Perm()&0o077 == 0 // the next reader trusts no other
 	if inPlace && !j.behind {
 		if j.size > 2*j.alive+journalGrowth {
 			if err := j.rewrite(); err != nil {

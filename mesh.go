@@ -59,7 +59,9 @@ func newMesh(log *slog.Logger) *mesh {
 }
 
 // openMesh reads what the servers before this one left, and begins to write. The lease is in place.
-func (s *server) openMesh() {
+// bridged says that this process was a bridge before: then other bridges may still be on their way back to their names.
+// After a start from scratch nobody is, and whoever comes under a name gets it and what waits for it at once.
+func (s *server) openMesh(bridged bool) {
 	m := s.mesh
 	path := journalPath(s.checkout.root)
 	r := readJournal(path, m.state)
@@ -79,7 +81,7 @@ func (s *server) openMesh() {
 		}
 		held.Left = now.UnixMilli() // nobody knows when it left
 		// The client of the server itself died with it, and cannot want its name back.
-		if held.Identity != "" && !held.Own {
+		if bridged && held.Identity != "" && !held.Own {
 			m.kept[box] = held.Identity
 		}
 	}

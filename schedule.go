@@ -207,6 +207,9 @@ func (s *server) recipient(ctx context.Context, name, circle string) func(actor)
 			return address{}, refuse("invalid_input", "to_peer: is blank; give a name or peer_id that list_peers shows")
 		}
 		p, err := s.resolve(ctx, a, name, circle)
+		if r := (*refusal)(nil); errors.As(err, &r) {
+			err = refuse(r.code, "to_peer: %s", strings.NewReplacer("nothing was sent", "nothing is scheduled", "peer_name: ", "").Replace(r.message))
+		}
 		if err != nil {
 			return address{}, err
 		}
@@ -342,6 +345,9 @@ func (s *server) scheduleDelete(ctx context.Context, in scheduleDeleteInput) (sa
 		return saidOutput{}, err
 	}
 	id := strings.TrimPrefix(strings.TrimSpace(in.ID), "#")
+	if id == "" {
+		return saidOutput{}, refuse("invalid_input", "schedule_id: is blank; give one that schedule_list shows")
+	}
 	var mine []string
 	found := (*schedule)(nil)
 	for _, sc := range s.mesh.schedules() {

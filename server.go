@@ -29,7 +29,7 @@ const (
 	lookTime       = 900 * time.Millisecond
 	seldomLookTime = 30 * time.Second
 	// settleTime is what a deletion that is noticed gets to be finished.
-	settleTime = 200 * time.Millisecond
+	settleTime = 700 * time.Millisecond
 )
 
 // server answers for one checkout, or, when alone, one client.
@@ -43,6 +43,7 @@ type server struct {
 	lease    *lease     // nil when alone
 	url      string     // "" when alone; never changes once others can call
 	why      string     // why this server is alone, for its own client
+	retired  bool       // alone because the client has been ended: it writes to nobody
 	started  time.Time
 	listing  singleflight.Group // one enumeration of the checkouts at a time
 	episodes *episodeTable
@@ -226,7 +227,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 	}
 	s := newServer(p.set, p.checkout, p.log, l)
 	s.docs = docs
-	s.openMesh()
+	s.openMesh(p.client.wasAttached())
 	own := s.attachOwn(p.client)
 	s.mesh.confirm(written, p.client.arrived()...) // by answers of the server before
 	ln, err := s.listen()

@@ -142,6 +142,9 @@ func (s *server) spawnPeer(ctx context.Context, in spawnInput) (saidOutput, erro
 		return saidOutput{}, err
 	}
 	message := letter{}
+	if strings.ContainsRune(in.Message, 0) {
+		return saidOutput{}, refuse("invalid_input", "message: holds a zero byte, which no environment can")
+	}
 	if in.Message != "" {
 		if message, err = s.letterFrom(a, "notify", s.mesh.newID("notif"), "message", in.Message); err != nil {
 			return saidOutput{}, err
@@ -178,6 +181,8 @@ func (s *server) allowed(in spawnInput, p *spawned) error {
 		return refuse("refused", "spawn is off: %s is not used: %v", path, err)
 	case strings.TrimSpace(in.Command) == "":
 		return refuse("invalid_input", "command: is blank")
+	case strings.TrimSpace(in.Path) == "":
+		return refuse("invalid_input", "path: is blank; give the directory to start in, . for the root of this checkout")
 	case len(c.Spawn.Commands) == 0:
 		return refuse("refused", "spawn is off: the user has allowed no command. To allow one, the user writes into %s: %s", path, example("allowed_commands", in.Command))
 	case !slices.Contains(c.Spawn.Commands, in.Command):

@@ -390,6 +390,13 @@ func (c *client) attachment(transport string) attachment {
 	return a
 }
 
+// wasAttached reports whether this process has been a bridge.
+func (c *client) wasAttached() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.server != ""
+}
+
 func (c *client) negotiated() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -547,6 +554,7 @@ func (p *process) alone(ctx context.Context, why error) *ballot {
 	s := newServer(p.set, p.checkout, p.log, nil)
 	s.why = p.set.aloneWhy
 	again := (*aloneError)(nil)
+	s.retired = errors.As(why, new(retiredError))
 	if why != nil {
 		s.why = why.Error()
 		level := slog.LevelWarn

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 )
 
 const (
@@ -54,10 +55,18 @@ type saidOutput struct {
 
 func (o saidOutput) blocks() []string { return withNote(o.Text, o.Note) }
 
+// visible tells what a reader sees from blanks and the marks that only steer text.
+func visible(r rune) bool {
+	return unicode.IsGraphic(r) && !unicode.IsSpace(r) && !unicode.Is(unicode.Cf, r)
+}
+
 // letterFrom makes a letter of what the caller wrote, or refuses it.
 func (s *server) letterFrom(a actor, kind, id, field, text string) (letter, error) {
+	if s.retired {
+		return letter{}, refuse("refused", "you write to nobody any more: %s", s.why)
+	}
 	switch {
-	case strings.TrimSpace(text) == "":
+	case !strings.ContainsFunc(text, visible):
 		return letter{}, refuse("invalid_input", "%s: is blank; write what the other is to read", field)
 	case len(text) > textLimit:
 		return letter{}, refuse("invalid_input", "%s: has %d bytes, at most %d are allowed: put the rest into a file and send its path", field, len(text), textLimit)
