@@ -176,9 +176,12 @@ func (p *loadPeer) start() {
 	}
 }
 
-// stop ends a process that did not get its name in order, so that it leaves none behind.
+// stop ends a process that did not get its name: in order, so that it leaves none behind, unless it has become the
+// server of others and would outlive its input.
 func (p *loadPeer) stop() {
 	p.in.Close()
+	late := time.AfterFunc(2*time.Second, func() { p.cmd.Process.Kill() })
+	defer late.Stop()
 	io.Copy(io.Discard, p.out)
 	p.cmd.Wait()
 }

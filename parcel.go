@@ -171,7 +171,7 @@ func (s *server) writeCarrying(w http.ResponseWriter, r *http.Request, n *sessio
 		p := m.parcels[number]
 		switch {
 		case p == nil:
-		case bridge && conn != nil && conn.closed.Load(), r.Context().Err() != nil: // nobody read it
+		case bridge && conn != nil && conn.closed.Load():
 			m.releaseLocked(p, true)
 		case bridge:
 			p.conn = conn
