@@ -268,10 +268,17 @@ func request(method string, params []byte) []byte {
 	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params)
 }
 
+var testHookBeforeWatch func() // the session is there, nobody watches yet
+
 // watch holds one request open whose end says that the server is gone or
-// going: a whole answer is a goodbye, anything else a broken connection.
+// going: a whole answer is a goodbye, anything else a broken connection. A
+// server that has handed its lease on meanwhile says goodbye at once, and
+// still finishes what it began.
 func (b *bridge) watch(ctx context.Context) {
-	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+	if testHookBeforeWatch != nil {
+		testHookBeforeWatch()
+	}
+	c, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
 	if err != nil {
 		b.lose(loss{})
 		return

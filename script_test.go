@@ -87,7 +87,7 @@ func TestMain(m *testing.M) {
 
 // runProgram is the process under test, with the test hooks that a script's environment sets.
 //
-// VERSION is the version it takes itself for. WAITS=FILE gives it the tool of waiter_test.go. For schedules it is always
+// VERSION is the version it takes itself for. WAITS=FILE gives it the tools of waiter_test.go. For schedules it is always
 // the time that stands in CLOCK=FILE. PATIENCE is how long a spawned peer may take to attach. STALL=HOOK stops it at a hook, once: it makes $WORK/stalled and goes on when
 // that is gone. A racer first waits at the gate: it says on descriptor 4 that it is there, and 3 ends when all are let go;
 // main sees neither.
@@ -107,6 +107,8 @@ func runProgram() {
 		testHookBeforeTakeOver = stall
 	case "publish":
 		testHookBeforePublish = stall
+	case "watch":
+		testHookBeforeWatch = stall
 	}
 	if file := os.Getenv("CLOCK"); file != "" {
 		testHookClock = fileClock(file)

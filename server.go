@@ -328,12 +328,14 @@ func (s *server) releaseLease() {
 	})
 }
 
-// finished reports whether nothing runs and every bridge has left.
+// finished reports whether nothing runs and every bridge has left, those too
+// that have not begun to watch yet: what they send next would meet a port that
+// is being closed.
 func (s *server) finished() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, n := range s.sessions {
-		if n.attached && n.ended != nil {
+		if n.attached {
 			return false
 		}
 	}
