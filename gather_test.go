@@ -524,16 +524,13 @@ func TestGatherSharesGit(t *testing.T) {
 // BenchmarkGather625 is the gathered board of 625 checkouts, 24 of them with a server, beside the time that git alone
 // needs to list them, in the same run: compare gather and git.
 func BenchmarkGather625(b *testing.B) {
-	root := gitRepo(b)
-	s := serving(b, gatherServer(mustFind(b, root)))
-	for i, wt := range gatherWorktrees(b, root, 624) {
-		if i%26 == 0 {
-			newSibling(b, wt).attach(b, "work", fmt.Sprint("dir", i))
-		}
+	s, siblings := repository625(b)
+	for i, other := range siblings {
+		other.attach(b, "work", fmt.Sprint("dir", i))
 	}
 	b.Run("git", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := runGit(b.Context(), root, "worktree", "list", "--porcelain"); err != nil {
+			if _, err := runGit(b.Context(), s.checkout.root, "worktree", "list", "--porcelain"); err != nil {
 				b.Fatal(err)
 			}
 		}
