@@ -132,8 +132,8 @@ func (s *server) admissible(r *http.Request) (status int, code, message string) 
 		return 403, "forbidden", fmt.Sprintf("Host %q is not this server: use %s", clip(r.Host, 80), s.url)
 	case sent && (len(origin) != 1 || !strings.HasPrefix(origin[0], "http://") || !s.local(origin[0][len("http://"):])):
 		return 403, "forbidden", fmt.Sprintf("Origin %q may not call this server", clip(strings.Join(origin, ", "), 80))
-	case r.Header.Get("Sec-Fetch-Site") == "cross-site" && !(r.Method == "GET" && wantsPage(r)):
-		return 403, "forbidden", "a page of another site may not call this server"
+	case elsewhere(r.Header["Sec-Fetch-Site"]) && !(r.Method == "GET" && wantsPage(r)):
+		return 403, "forbidden", "a page from elsewhere may not call this server"
 	case r.RequestURI == "" || r.RequestURI[0] != '/':
 		return 400, "invalid_input", "the request target must be a path"
 	case !plainPath(r.URL.Path):
@@ -142,6 +142,12 @@ func (s *server) admissible(r *http.Request) (status int, code, message string) 
 		return 400, "invalid_input", "a request has either Content-Length or Transfer-Encoding, never both"
 	}
 	return 0, "", ""
+}
+
+// elsewhere reports whether a browser says that a page that is not ours has caused the request. To a browser every port of
+// this machine is the same site, so a page of another local server counts too, and so does a word that is not known yet.
+func elsewhere(site []string) bool {
+	return len(site) > 0 && (len(site) > 1 || site[0] != "same-origin" && site[0] != "none")
 }
 
 // local reports whether an authority is this server under one of its three names.
