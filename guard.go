@@ -61,9 +61,20 @@ func (s *server) closeUnused() {
 	})
 }
 
+// routeTable is a mux that knows what was registered with it, so that a test can try the guards on every route there is.
+type routeTable struct {
+	http.ServeMux
+	patterns []string
+}
+
+func (t *routeTable) HandleFunc(pattern string, handler func(http.ResponseWriter, *http.Request)) {
+	t.ServeMux.HandleFunc(pattern, handler)
+	t.patterns = append(t.patterns, pattern)
+}
+
 // routes registers everything that is served: the table, then the fixed paths.
-func (s *server) routes() *http.ServeMux {
-	mux := http.NewServeMux()
+func (s *server) routes() *routeTable {
+	mux := &routeTable{}
 	for _, c := range capabilities() {
 		mux.HandleFunc(c.method+" "+c.path, func(w http.ResponseWriter, r *http.Request) { s.serveCapability(w, r, &c) })
 	}
@@ -78,7 +89,7 @@ func (s *server) routes() *http.ServeMux {
 // guard stands in front of every route. It refuses what a page in the user's
 // browser, a rebound name or a smuggled request could send; what passes is
 // counted, so that ending can wait for it, and a panic ends one request only.
-func (s *server) guard(mux *http.ServeMux) http.Handler {
+func (s *server) guard(mux *routeTable) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.running.Add(1)
 		if c, _ := r.Context().Value(connKey{}).(*deadlineConn); c != nil {
