@@ -147,6 +147,9 @@ func lockFile(path string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil {
+		if info.Mode().Perm()&0o077 != 0 {
+			f.Chmod(0o600) // who may open it may hold it
+		}
 		err = flock(f, true)
 	}
 	if err == nil {
