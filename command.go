@@ -69,6 +69,7 @@ func (s *server) run(ctx context.Context, p *spawned, message string) error {
 	if info, err := log.Stat(); err != nil || !info.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a plain file", p.Log)
 	}
+	log.Chmod(0o600) // it may have been there
 	env := p.environ(os.Environ(), message)
 	keepDescriptors()
 	if tmux, err := exec.LookPath("tmux"); err == nil {

@@ -194,10 +194,9 @@ func isDocument(name string) bool {
 	return slices.Contains(rootDocuments, name) || strings.HasPrefix(name, "docs/") && strings.HasSuffix(name, ".md")
 }
 
-// trackedDocuments asks git what it tracks. The monitor that a configuration may name would be a program of somebody's that
-// listing documents has no need to start.
+// trackedDocuments asks git what it tracks.
 func trackedDocuments(ctx context.Context, root *os.Root) ([]document, string) {
-	args := append([]string{"-c", "core.fsmonitor=false", "ls-files", "-z", "--"}, rootDocuments...)
+	args := append([]string{"ls-files", "-z", "--"}, rootDocuments...)
 	out, err := runGit(ctx, root.Name(), append(args, "docs")...)
 	if err != nil {
 		return nil, fmt.Sprintf("git ls-files could not list the documents: %v", err)

@@ -188,12 +188,17 @@ func (s *server) findEpisodeCommand(ctx context.Context) (path string, err error
 		return "", fmt.Errorf("%q is reached through a link, which the repository might track", what)
 	}
 	if rel, inside := below(root, real); inside {
+		if foreign(info, root) || info.Mode().Perm()&0o002 != 0 {
+			return "", fmt.Errorf("%q may have been written by another user: its owner must be you, and its mode not let everybody write", what)
+		}
 		if err := s.checkUntracked(ctx, filepath.ToSlash(rel)); err != nil {
 			return "", fmt.Errorf("%q %w", what, err)
 		}
 	}
 	return real, nil
 }
+
+var errTracked = errors.New("is tracked by git: nothing that came with the repository is run or trusted")
 
 // checkUntracked refuses a file of the checkout that may have come with the repository.
 func (s *server) checkUntracked(ctx context.Context, rel string) error {
@@ -203,7 +208,7 @@ func (s *server) checkUntracked(ctx context.Context, rel string) error {
 			continue
 		}
 		if _, err := os.Lstat(filepath.Join(root, filepath.FromSlash(rel[:at]), ".git")); !errors.Is(err, fs.ErrNotExist) {
-			return errors.New("lies in a repository inside this one")
+			return fmt.Errorf("%w: it lies in a repository inside this one", errTracked)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
@@ -213,7 +218,7 @@ func (s *server) checkUntracked(ctx context.Context, rel string) error {
 	case err != nil:
 		return fmt.Errorf("might be tracked: %v", err)
 	case out != "":
-		return errors.New("is tracked by git; a file that came with the repository is never run")
+		return errTracked
 	}
 	return nil
 }

@@ -61,9 +61,20 @@ func (s *server) closeUnused() {
 	})
 }
 
+// routeTable is a mux that knows what was registered with it, so that a test can try the guards on every route there is.
+type routeTable struct {
+	http.ServeMux
+	patterns []string
+}
+
+func (t *routeTable) HandleFunc(pattern string, handler func(http.ResponseWriter, *http.Request)) {
+	t.ServeMux.HandleFunc(pattern, handler)
+	t.patterns = append(t.patterns, pattern)
+}
+
 // routes registers everything that is served: the table, then the fixed paths.
-func (s *server) routes() *http.ServeMux {
-	mux := http.NewServeMux()
+func (s *server) routes() *routeTable {
+	mux := &routeTable{}
 	for _, c := range capabilities() {
 		mux.HandleFunc(c.method+" "+c.path, func(w http.ResponseWriter, r *http.Request) { s.serveCapability(w, r, &c) })
 	}
@@ -78,7 +89,7 @@ func (s *server) routes() *http.ServeMux {
 // guard stands in front of every route. It refuses what a page in the user's
 // browser, a rebound name or a smuggled request could send; what passes is
 // counted, so that ending can wait for it, and a panic ends one request only.
-func (s *server) guard(mux *http.ServeMux) http.Handler {
+func (s *server) guard(mux *routeTable) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.running.Add(1)
 		if c, _ := r.Context().Value(connKey{}).(*deadlineConn); c != nil {
@@ -132,8 +143,8 @@ func (s *server) admissible(r *http.Request) (status int, code, message string) 
 		return 403, "forbidden", fmt.Sprintf("Host %q is not this server: use %s", clip(r.Host, 80), s.url)
 	case sent && (len(origin) != 1 || !strings.HasPrefix(origin[0], "http://") || !s.local(origin[0][len("http://"):])):
 		return 403, "forbidden", fmt.Sprintf("Origin %q may not call this server", clip(strings.Join(origin, ", "), 80))
-	case r.Header.Get("Sec-Fetch-Site") == "cross-site" && !(r.Method == "GET" && wantsPage(r)):
-		return 403, "forbidden", "a page of another site may not call this server"
+	case elsewhere(r.Header["Sec-Fetch-Site"]) && !(r.Method == "GET" && wantsPage(r)):
+		return 403, "forbidden", "a page from elsewhere may not call this server"
 	case r.RequestURI == "" || r.RequestURI[0] != '/':
 		return 400, "invalid_input", "the request target must be a path"
 	case !plainPath(r.URL.Path):
@@ -142,6 +153,12 @@ func (s *server) admissible(r *http.Request) (status int, code, message string) 
 		return 400, "invalid_input", "a request has either Content-Length or Transfer-Encoding, never both"
 	}
 	return 0, "", ""
+}
+
+// elsewhere reports whether a browser says that a page that is not ours has caused the request. To a browser every port of
+// this machine is the same site, so a page of another local server counts too, and so does a word that is not known yet.
+func elsewhere(site []string) bool {
+	return len(site) > 0 && (len(site) > 1 || site[0] != "same-origin" && site[0] != "none")
 }
 
 // local reports whether an authority is this server under one of its three names.

@@ -10,8 +10,9 @@ package main
 //     look by which leases change hands: a server that slept through a take-over must not put its state in place of its
 //     successor's. What it appends goes to a file that has lost the name, and its second look (server.invoke) keeps it
 //     from acknowledging that.
-//   - What is read is input from outside: links are not followed, the file must be nobody else's to read (no clone of a
-//     repository brings such a file along), a torn last line is dropped, and a damaged line costs that line.
+//   - What is read is input from outside: links are not followed, the file must be this user's and nobody else's to read,
+//     and none that git tracks, for it may have come with the repository; a torn last line is dropped, and a damaged line
+//     costs that line.
 
 import (
 	"bufio"
@@ -369,6 +370,8 @@ func readJournal(path string, st *store) (r report) {
 		r.err = errors.New(reasonOf(err))
 	case !info.Mode().IsRegular():
 		r.err = errors.New(describe(info.Mode()))
+	case foreign(info, filepath.Dir(path)):
+		r.err = errors.New("it belongs to another user")
 	case info.Mode().Perm()&0o077 != 0:
 		r.err = fmt.Errorf("its mode is %04o, and this program's own is 0600", info.Mode().Perm())
 	default:

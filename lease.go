@@ -142,6 +142,8 @@ func readLeaseOnce(path string) (r reading, moved bool) {
 		return reading{state: readingCorrupt, why: reasonOf(err)}, false
 	case !info.Mode().IsRegular():
 		return reading{state: readingCorrupt, why: describe(info.Mode()), info: info}, false
+	case foreign(info, filepath.Dir(path)): // its writer knows the token, and could prove to be the server
+		return reading{state: readingCorrupt, why: "it belongs to another user", info: info}, false
 	}
 	data, err := io.ReadAll(io.LimitReader(f, leaseLimit+1))
 	if err != nil {

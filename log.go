@@ -44,15 +44,20 @@ func (h *lineHandler) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// printable replaces what could forge a line or steer a terminal: control
-// characters and the invisible ones that change the direction of text.
+// printable replaces what could forge a line or steer a terminal.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) || unicode.Is(unicode.Cf, r) {
+		if steers(r) {
 			return '\uFFFD'
 		}
 		return r
 	}, s)
+}
+
+// steers is true of control characters, separators of lines, and the invisible
+// characters, some of which change the direction of text.
+func steers(r rune) bool {
+	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp)
 }
 
 // lineWriter writes lines beside the program: a stderr that nobody reads must

@@ -10,8 +10,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 )
@@ -58,13 +60,26 @@ func newMesh(log *slog.Logger) *mesh {
 	}
 }
 
+// readOwnJournal reads the journal of this checkout, unless it may be a stranger's who has put it into the repository. Where
+// git cannot say, it is read: fails open, since it holds what was acknowledged, and information only.
+func (s *server) readOwnJournal(path string) report {
+	if _, err := os.Lstat(path); err == nil {
+		ctx, cancel := context.WithTimeout(context.Background(), s.set.timing.probe)
+		defer cancel()
+		if err := s.checkUntracked(ctx, leaseDir+"/"+journalName); errors.Is(err, errTracked) {
+			return report{found: true, err: err}
+		}
+	}
+	return readJournal(path, s.mesh.state)
+}
+
 // openMesh reads what the servers before this one left, and begins to write. The lease is in place.
 // bridged says that this process was a bridge before: then other bridges may still be on their way back to their names.
 // After a start from scratch nobody is, and whoever comes under a name gets it and what waits for it at once.
 func (s *server) openMesh(bridged bool) {
 	m := s.mesh
 	path := journalPath(s.checkout.root)
-	r := readJournal(path, m.state)
+	r := s.readOwnJournal(path)
 	if text := r.String(); text != "" {
 		s.log.Warn(fmt.Sprintf("the journal %s/%s %s", leaseDir, journalName, text))
 	}

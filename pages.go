@@ -19,7 +19,7 @@ var pageFiles embed.FS
 // pagePolicy lets a page load its own stylesheet and scripts and nothing else.
 const pagePolicy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-func (s *server) pageRoutes(mux *http.ServeMux) {
+func (s *server) pageRoutes(mux *routeTable) {
 	mux.HandleFunc("GET /board", func(w http.ResponseWriter, r *http.Request) { s.serveBuilt(w, r, "Board", "board") })
 	mux.HandleFunc("GET /swagger", func(w http.ResponseWriter, r *http.Request) { s.serveBuilt(w, r, "API explorer", "swagger") })
 	mux.HandleFunc("GET /docs", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/docs/", http.StatusFound) })

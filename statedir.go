@@ -71,11 +71,28 @@ func realDir(dir string, private bool) (made bool, err error) {
 		return false, fmt.Errorf("%w: %s is a symbolic link, and none is followed here", errNotPlain, dir)
 	case !info.IsDir():
 		return false, fmt.Errorf("%w: %s is not a directory", errNotPlain, dir)
+	case foreign(info, filepath.Dir(dir)):
+		return false, fmt.Errorf("%w: %s belongs to another user", errNotPlain, dir)
 	case private && info.Mode().Perm()&^mode != 0:
 		// Fails closed: in a directory that others may write they could put a lease of their own in place of ours.
 		return false, os.Chmod(dir, info.Mode().Perm()&mode)
 	}
 	return false, nil
+}
+
+// foreign says that what is there belongs to somebody who could not have put it there but for a directory that was once open
+// to everybody: neither to this user, nor to the system's, nor to the owner of the directory above, who can do as he likes.
+func foreign(info fs.FileInfo, above string) bool {
+	owner, known := ownerOf(info)
+	if !known || owner == os.Geteuid() || owner == 0 {
+		return false
+	}
+	dir, err := os.Stat(above)
+	if err != nil {
+		return true
+	}
+	of, _ := ownerOf(dir)
+	return owner != of
 }
 
 func writeIgnore(dir string) error {
@@ -130,6 +147,9 @@ func lockFile(path string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil {
+		if info.Mode().Perm()&0o077 != 0 {
+			f.Chmod(0o600) // who may open it may hold it
+		}
 		err = flock(f, true)
 	}
 	if err == nil {

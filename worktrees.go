@@ -265,7 +265,8 @@ func runGit(ctx context.Context, dir string, args ...string) (string, error) {
 		stop(fmt.Errorf("%s answered more than %d bytes", what, gitOutputLimit))
 	}}
 	words := &boundedBuffer{limit: gitWordsLimit}
-	cmd := exec.CommandContext(ctx, "git", args...)
+	// The monitor that a configuration may name is a program of somebody's that no question of ours has need to start.
+	cmd := exec.CommandContext(ctx, "git", append([]string{"-c", "core.fsmonitor=false"}, args...)...)
 	cmd.Dir = dir
 	cmd.Env = gitEnvironment(os.Environ())
 	cmd.Stdout, cmd.Stderr = out, words
