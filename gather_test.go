@@ -520,34 +520,3 @@ func TestGatherSharesGit(t *testing.T) {
 		t.Errorf("git was started %d times", len(text))
 	}
 }
-
-// BenchmarkGather625 is the gathered board of 625 checkouts, 24 of them with a server, beside the time that git alone
-// needs to list them, in the same run: compare gather and git.
-func BenchmarkGather625(b *testing.B) {
-	s, siblings := repository625(b)
-	for i, other := range siblings {
-		other.attach(b, "work", fmt.Sprint("dir", i))
-	}
-	b.Run("git", func(b *testing.B) {
-		for b.Loop() {
-			if _, err := runGit(b.Context(), s.checkout.root, "worktree", "list", "--porcelain"); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("gather", func(b *testing.B) {
-		for b.Loop() {
-			out, err := s.peersList(b.Context(), peersInput{})
-			if err != nil || out.Count != 24 || out.Covered != 625 || !out.Complete {
-				b.Fatalf("%d peers, %d covered, %q, %v", out.Count, out.Covered, out.Reason, err)
-			}
-		}
-	})
-	b.Run("this", func(b *testing.B) {
-		for b.Loop() {
-			if _, err := s.peersList(b.Context(), peersInput{Checkouts: "this"}); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-}

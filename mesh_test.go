@@ -19,7 +19,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -722,48 +721,4 @@ func FuzzJournal(f *testing.F) {
 			}
 		})
 	})
-}
-
-// BenchmarkSend measures stored sends: a journal write with its sync each, shared by those who send at once. The floor is
-// the same bytes, written and synced one after the other by a program that does nothing else.
-func BenchmarkSend(b *testing.B) {
-	b.Run("floor", func(b *testing.B) {
-		f, err := os.Create(filepath.Join(b.TempDir(), "floor"))
-		must(b, err)
-		defer f.Close()
-		line := append(bytes.Repeat([]byte("x"), 220), '\n')
-		for b.Loop() {
-			f.Write(line)
-			must(b, f.Sync())
-		}
-		b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "sends/s")
-	})
-	for _, senders := range []int{1, 8, 64} {
-		b.Run(fmt.Sprintf("senders=%d", senders), func(b *testing.B) {
-			root, err := filepath.EvalSymlinks(b.TempDir())
-			must(b, err)
-			must(b, os.Mkdir(filepath.Join(root, ".git"), 0o755))
-			s := meshServer(b, root, io.Discard)
-			var all sync.WaitGroup
-			var left atomic.Int64
-			left.Store(int64(b.N))
-			b.ResetTimer()
-			for i := range senders {
-				name := fmt.Sprint("p", i)
-				ctx, _ := speak(s, name)
-				all.Go(func() {
-					for n := 1; left.Add(-1) >= 0; n++ {
-						if _, err := s.notifyPeer(ctx, notifyInput{Peer: name, Message: "hello"}); err != nil {
-							b.Error(err)
-						}
-						if n%200 == 0 { // to itself, so that no mailbox is full
-							read(b, s, ctx)
-						}
-					}
-				})
-			}
-			all.Wait()
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "sends/s")
-		})
-	}
 }
