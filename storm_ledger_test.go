@@ -1,0 +1,166 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// ledger is what was written, and what has arrived.
+type ledger struct {
+	t       *testing.T
+	known   map[string]bool // the names of the clients
+	book    sync.Mutex
+	sent    map[string]*stormMessage // by text; of what goes to several, by text and recipient
+	order   map[[2]string]int        // the highest number that has arrived, by sender and recipient
+	arrived int
+	acked   int
+	refused int
+	unknown int
+	repeats int
+}
+
+type stormMessage struct {
+	from, to string
+	number   int    // in the order of the sender's to this recipient; -1: in none
+	outcome  string // "" until it is known; acked, refused, unknown
+	arrived  int
+}
+
+// write opens the account of a message before it is sent, and gives its text.
+func (l *ledger) write(kind, from, to string, number int) string {
+	text := fmt.Sprintf("%s %d to %s", from, number, to)
+	m := &stormMessage{from: from, to: to, number: number}
+	if kind == "schedule" { // goes when the clock says so
+		text, m.number = "later "+text, -1
+	}
+	l.book.Lock()
+	defer l.book.Unlock()
+	l.sent[text] = m
+	return text
+}
+
+// settle notes what its sender was told of a message.
+func (l *ledger) settle(text, outcome, answer string) {
+	l.book.Lock()
+	defer l.book.Unlock()
+	m := l.sent[text]
+	m.outcome = outcome
+	switch outcome {
+	case "acked":
+		l.acked++
+	case "unknown":
+		l.unknown++
+	case "refused":
+		l.refused++
+		if m.arrived > 0 {
+			l.t.Errorf("%q was refused and has arrived: %s", text, answer)
+		}
+	}
+}
+
+// settleBroadcast notes whom a broadcast has reached, by the words of its answer.
+func (l *ledger) settleBroadcast(text, from, answer string) {
+	answer, _, _ = strings.Cut(answer, "; failed:")
+	_, names, _ := strings.Cut(answer, ": ")
+	l.book.Lock()
+	defer l.book.Unlock()
+	if strings.HasPrefix(answer, "broadcast to 0 ") {
+		return
+	}
+	for name := range strings.SplitSeq(names, ", ") {
+		if !l.known[name] {
+			continue // it was taken because its own was not free yet, and its process is ended
+		}
+		m := l.broadcastLocked(text, from, name)
+		m.outcome = "acked"
+		l.acked++
+	}
+}
+
+func (l *ledger) broadcastLocked(text, from, to string) *stormMessage {
+	key := text + " to " + to
+	if l.sent[key] == nil {
+		l.sent[key] = &stormMessage{from: from, to: to, number: -1}
+	}
+	return l.sent[key]
+}
+
+var stormLine = regexp.MustCompile(`(?m)^(\(again\) )?\[(\w+)(?: #(\S+))? from (@?\S+?)(?: \(([^)]*)\))?\] (.*)$`)
+
+// receive takes down the messages in a text that somebody got, and returns the asks among them.
+func (l *ledger) receive(to, text string) (asks []openedAsk) {
+	l.book.Lock()
+	defer l.book.Unlock()
+	for _, m := range stormLine.FindAllStringSubmatch(text, -1) {
+		again, kind, id, header, text := m[1] != "", m[2], m[3], m[5], m[6]
+		if m[4] == "majordomus" {
+			l.t.Logf("%s was told: %s", to, text)
+			continue
+		}
+		from := strings.TrimPrefix(m[4], "@")
+		if kind == "ask" {
+			asks = append(asks, openedAsk{id, from})
+		}
+		sent := l.sent[text]
+		if kind == "broadcast" {
+			sent = l.broadcastLocked(text, from, to)
+		}
+		if sent == nil || sent.to != to || sent.from != from {
+			l.t.Errorf("%s got %q, which nobody sent it", to, m[0])
+			continue
+		}
+		if strings.HasPrefix(header, "scheduled") != strings.HasPrefix(text, "later") {
+			l.t.Errorf("%s got %q, whose header says something else", to, m[0])
+		}
+		l.arriveLocked(sent, again, m[0])
+	}
+	return asks
+}
+
+func (l *ledger) arriveLocked(m *stormMessage, again bool, line string) {
+	l.arrived++
+	if m.arrived++; m.arrived > 1 {
+		if l.repeats++; !again {
+			l.t.Errorf("%s got %q again, unmarked", m.to, line)
+		}
+		return
+	}
+	if m.outcome == "refused" {
+		l.t.Errorf("%s got %q, which was refused", m.to, line)
+	}
+	pair := [2]string{m.from, m.to}
+	if m.number >= 0 {
+		if m.number < l.order[pair] {
+			l.t.Errorf("%s got %q after number %d", m.to, line, l.order[pair])
+		}
+		l.order[pair] = m.number
+	}
+}
+
+// missing lists what was acknowledged and has not arrived.
+func (l *ledger) missing() (list []string) {
+	l.book.Lock()
+	defer l.book.Unlock()
+	for text, m := range l.sent {
+		if m.outcome == "acked" && m.arrived == 0 {
+			list = append(list, text)
+		}
+	}
+	return list
+}
+
+func (l *ledger) checkLedger() {
+	if list := l.missing(); list != nil {
+		slices.Sort(list)
+		l.t.Errorf("%d messages were acknowledged and have not arrived: %q", len(list), list[:min(len(list), 20)])
+	}
+	if l.acked == 0 {
+		l.t.Error("nothing was acknowledged")
+	}
+}

@@ -1,0 +1,13 @@
+//go:build unix && !linux
+
+package main
+
+import "errors"
+
+func ownMounts() (run func(func()), path func(string) string, err error) {
+	return nil, nil, errors.New("needs Linux")
+}
+
+func mountTmpfs(dir, options string) error { return errors.ErrUnsupported }
+
+func remount(dir string, readOnly bool) error { return errors.ErrUnsupported }

@@ -1,0 +1,296 @@
+//go:build unix
+
+// The storm: many clients in several worktrees do everything at random that a client can do, while processes are killed,
+// ended, stopped and continued, leases are damaged, directories cannot be written, disks are full and clocks are set. What
+// must hold all the same is checked along the way and at the end:
+//
+//   - every request is answered, once; what a client was told is on the board: its name, its claims, its episode;
+//   - of the servers of a checkout one at most says that it is the leaseholder; no peer is listed twice;
+//   - every message that was acknowledged arrives: once, or again and marked; in order of its sender; and none that was
+//     refused;
+//   - nothing is left at the end, and nobody has broken down.
+//
+// Short by default; `go test -run Storm -storm=10m .` is the long form. It says its seed, and -storm.seed=N blows by the
+// same plan again: what is done, to whom, in which order. When it happens, and so what comes of it, the machine decides.
+//
+// storm_client_test.go is a client and its processes, storm_ledger_test.go what was written and has arrived,
+// storm_fault_test.go what goes wrong, storm_check_test.go what must hold.
+package main
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+var (
+	stormLife = flag.Duration("storm", 0, "how long the storm blows; 0: a short one")
+	stormSeed = flag.Uint64("storm.seed", 0, "the seed whose plan is followed; 0: a new one")
+)
+
+// between is a range of numbers, both ends included.
+type between struct{ least, most int }
+
+func (s between) pick(r *rand.Rand) int { return s.least + r.IntN(s.most-s.least+1) }
+
+type weighted struct {
+	kind   string
+	weight int
+}
+
+func choose(r *rand.Rand, list []weighted) string {
+	all := 0
+	for _, w := range list {
+		all += w.weight
+	}
+	n := r.IntN(all)
+	for _, w := range list {
+		if n -= w.weight; n < 0 {
+			return w.kind
+		}
+	}
+	panic("unreachable")
+}
+
+// stormProfile is what a storm is made of.
+type stormProfile struct {
+	worktrees, clients between // clients of each worktree
+	life               time.Duration
+	pause              time.Duration // between two faults, on average
+	actions, faults    []weighted
+	timings            [][]string // environments, of which the seed takes one
+}
+
+// stormPlan is what happens, as a function of the seed alone.
+type stormPlan struct {
+	stormProfile
+	seed    uint64
+	each    []int // clients of each worktree
+	tmpfs   []bool
+	timing  []string
+	clients int
+}
+
+// action is one thing that a client does.
+type action struct {
+	kind  string
+	to    int // a client
+	n     int
+	burst bool // while what was sent before is still open
+	pause time.Duration
+}
+
+// fault is one thing that goes wrong.
+type fault struct {
+	kind     string
+	worktree int
+	client   int // of all
+	n        int
+	after    time.Duration
+	lasts    time.Duration
+}
+
+func newStormPlan(seed uint64, profile stormProfile) *stormPlan {
+	p := &stormPlan{stormProfile: profile, seed: seed}
+	r := p.stream(0)
+	for range profile.worktrees.pick(r) {
+		n := profile.clients.pick(r)
+		p.each = append(p.each, n)
+		p.tmpfs = append(p.tmpfs, r.IntN(2) == 0)
+		p.clients += n
+	}
+	if len(profile.timings) > 0 {
+		p.timing = profile.timings[r.IntN(len(profile.timings))]
+	}
+	return p
+}
+
+func (p *stormPlan) stream(n int) *rand.Rand { return rand.New(rand.NewPCG(p.seed, uint64(n))) }
+
+// actionsOf gives what a client does, one after the other, without end.
+func (p *stormPlan) actionsOf(client int) func() action {
+	r := p.stream(2 + client)
+	return func() action {
+		return action{
+			kind: choose(r, p.actions), to: r.IntN(p.clients), n: r.IntN(1 << 16), burst: r.IntN(3) == 0,
+			pause: time.Duration(r.IntN(20)) * time.Millisecond,
+		}
+	}
+}
+
+// allFaults gives what goes wrong, without end.
+func (p *stormPlan) allFaults() func() fault {
+	r := p.stream(1)
+	return func() fault {
+		return fault{
+			kind: choose(r, p.faults), worktree: r.IntN(len(p.each)), client: r.IntN(p.clients), n: r.IntN(1 << 16),
+			after: time.Duration(r.Int64N(2 * int64(p.pause))), lasts: time.Duration(100+r.IntN(5000)) * time.Millisecond,
+		}
+	}
+}
+
+func TestStormPlan(t *testing.T) {
+	p, q := newStormPlan(7, everything()), newStormPlan(7, everything())
+	if !reflect.DeepEqual(p, q) {
+		t.Error("two plans of one seed differ")
+	}
+	f, g, other := p.allFaults(), q.allFaults(), newStormPlan(8, everything()).allFaults()
+	same := true
+	for range 100 {
+		a, b, c := f(), g(), other()
+		if a != b {
+			t.Fatalf("%+v and %+v", a, b)
+		}
+		same = same && a == c
+	}
+	if same {
+		t.Error("another seed makes no difference")
+	}
+	for client := range p.clients {
+		f, g := p.actionsOf(client), q.actionsOf(client)
+		for range 100 {
+			if a, b := f(), g(); a != b {
+				t.Fatalf("client %d: %+v and %+v", client, a, b)
+			}
+		}
+	}
+}
+
+// everything is a storm of all kinds.
+func everything() stormProfile {
+	p := stormProfile{
+		worktrees: between{2, 2}, clients: between{2, 4}, life: 6 * time.Second, pause: 600 * time.Millisecond,
+		actions: []weighted{
+			{"inbox", 20}, {"notify", 24}, {"ask", 10}, {"ack", 12}, {"reply", 8}, {"broadcast", 3}, {"announce", 10},
+			{"peers", 6}, {"list", 2}, {"episodes", 3}, {"attach", 3}, {"detach", 1}, {"describe", 2}, {"ping", 3}, {"schedule", 4},
+			{"tools", 1},
+		},
+		faults: []weighted{
+			{"kill", 6}, {"kill server", 8}, {"kill some", 2}, {"term", 2}, {"term server", 4}, {"leave", 4}, {"leave server", 3},
+			{"stop", 3}, {"stop server", 5}, {"delete lease", 3}, {"corrupt lease", 2}, {"replace lease", 2},
+			{"clock", 8},
+		},
+		timings: [][]string{
+			nil,
+			{"MAJORDOMUS_PROBE_TIMEOUT=1s", "MAJORDOMUS_BUSY_GRACE=2s", "MAJORDOMUS_JOIN_TIMEOUT=8s", "MAJORDOMUS_PING_INTERVAL=1s"},
+		},
+	}
+	if *stormLife > 0 {
+		p.worktrees, p.clients, p.life, p.pause = between{2, 4}, between{2, 16}, *stormLife, time.Second
+	}
+	return p
+}
+
+func TestStorm(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts many processes")
+	}
+	runStorm(t, everything())
+}
+
+// storm is one run.
+type storm struct {
+	t     *testing.T
+	plan  *stormPlan
+	mark  string   // a variable that all processes inherit
+	dirs  []string // worktrees
+	clock string   // the file with the time by which schedules are due
+	stop  chan struct{}
+	peers []*stormClient
+	ids   atomic.Int64
+	ledger
+	now time.Time // in clock; the faults' own
+
+	mu    sync.Mutex
+	runs  []*stormRun       // that have not ended
+	urls  map[string]string // of servers that have been, and their worktrees
+	done  map[string]int    // figures
+	hangs int
+}
+
+func runStorm(t *testing.T, profile stormProfile) {
+	seed := cmp.Or(*stormSeed, rand.Uint64()>>1)
+	plan := newStormPlan(seed, profile)
+	say := func() {
+		t.Logf("seed: go test -run '^%s$' -storm.seed=%d -storm=%v . (%v clients in the worktrees; %v)", t.Name(), seed, *stormLife, plan.each, plan.timing)
+	}
+	say()
+	root, err := filepath.EvalSymlinks(t.TempDir())
+	must(t, err)
+	s := &storm{
+		t: t, plan: plan, mark: fmt.Sprintf("STORM=%d-%d", os.Getpid(), seed), stop: make(chan struct{}), clock: filepath.Join(root, "clock"),
+		urls: map[string]string{}, done: map[string]int{}, now: time.Date(2026, 3, 1, 10, 0, 0, 0, time.UTC),
+	}
+	s.ledger = ledger{t: t, known: map[string]bool{}, sent: map[string]*stormMessage{}, order: map[[2]string]int{}}
+	s.setClock(s.now)
+	s.makeWorktrees(root)
+	t.Cleanup(func() {
+		s.endAll()
+		if t.Failed() {
+			say()
+		}
+	})
+	for w, n := range plan.each {
+		for range n {
+			c := newStormClient(s, len(s.peers), w)
+			s.peers = append(s.peers, c)
+			s.known[c.name] = true
+		}
+	}
+	var all, watching sync.WaitGroup
+	for _, c := range s.peers {
+		all.Go(c.live)
+	}
+	calm := make(chan struct{}) // closed when there is no more to watch
+	watching.Go(func() { s.watch(calm) })
+	s.blow()
+	close(s.stop)
+	s.setClock(s.now.Add(time.Hour)) // all that is to come later is due
+	all.Wait()
+	s.checkLedger()
+	s.checkCalm()
+	close(calm)
+	watching.Wait()
+	s.checkEnd()
+	t.Log(s.figures())
+}
+
+func (s *storm) makeWorktrees(root string) {
+	git := func(dir string, args ...string) {
+		c := exec.Command("git", append([]string{"-c", "user.name=t", "-c", "user.email=t@example.com"}, args...)...)
+		c.Dir = dir
+		if out, err := c.CombinedOutput(); err != nil {
+			s.t.Fatalf("git %s: %v\n%s", args, err, out)
+		}
+	}
+	for i := range s.plan.each {
+		dir := filepath.Join(root, fmt.Sprint("w", i))
+		if i == 0 {
+			git(root, "init", "-q", "-b", "main", dir)
+			git(dir, "commit", "-q", "--allow-empty", "-m", "start")
+		} else {
+			git(s.dirs[0], "worktree", "add", "-q", "-b", fmt.Sprint("b", i), dir)
+		}
+		s.dirs = append(s.dirs, dir)
+	}
+}
+
+// count adds to a figure.
+func (s *storm) count(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.done[what]++
+}
+
+func (s *storm) nextID() string { return strconv.FormatInt(s.ids.Add(1), 10) }
