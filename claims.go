@@ -47,11 +47,11 @@ func checkClaim(in announceInput, root string) (announcement, error) {
 	case a.Intent == "":
 		return a, refuse("invalid_input", "intent: is blank; say in one line what you are about to do")
 	case !oneLine(a.Intent):
-		return a, refuse("invalid_input", "intent: must be one line")
+		return a, refuse("invalid_input", "intent: must be one line, without characters that turn its direction")
 	case utf8.RuneCountInString(a.Intent) > intentLimit:
 		return a, refuse("invalid_input", "intent: has %d characters, at most %d are allowed", utf8.RuneCountInString(a.Intent), intentLimit)
 	case !oneLine(a.Name):
-		return a, refuse("invalid_input", "claim: must be one line")
+		return a, refuse("invalid_input", "claim: must be one line, without characters that turn its direction")
 	case len(a.Name) > nameLimit:
 		return a, refuse("invalid_input", "claim: has %d bytes, at most %d are allowed", len(a.Name), nameLimit)
 	case len(in.Scope) > scopeLimit:
@@ -101,7 +101,7 @@ func restoreClaim(a announcement) (announcement, error) {
 // oneLine is strict: the text is also shown on terminals, and in listings whose lines must not be forged.
 func oneLine(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool {
-		return unicode.IsControl(r) && r != '\t' || r == '\u2028' || r == '\u2029'
+		return unicode.IsControl(r) && r != '\t' || r == '\u2028' || r == '\u2029' || steersText(r)
 	})
 }
 

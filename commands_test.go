@@ -208,7 +208,12 @@ func cmdHolder(ts *testscript.TestScript, neg bool, args []string) {
 		return fmt.Sprintf("the lease does not name %s and a url: %s", args, text)
 	})
 	setURL(ts, *lease.URL)
-	ts.Setenv("TOKEN", lease.Token)
+	setToken(ts, lease.Token)
+}
+
+func setToken(ts *testscript.TestScript, token string) {
+	ts.Setenv("TOKEN", token)
+	worldOf(ts).tokens = append(worldOf(ts).tokens, token)
 }
 
 func setURL(ts *testscript.TestScript, url string) {

@@ -76,13 +76,13 @@ func exitCode(err error, stderr io.Writer) int {
 	case err == nil:
 		return 0
 	case errors.As(err, &refused):
-		fmt.Fprintf(stderr, "majordomus: %v\nhint: mend it, or start without --strict, which lists it as unreadable\n", err)
+		fmt.Fprintf(stderr, "majordomus: %s\nhint: mend it, or start without --strict, which lists it as unreadable\n", printable(err.Error()))
 		return exitStrict
 	case errors.As(err, &wrong):
-		fmt.Fprintf(stderr, "majordomus: %v\nhint: majordomus help\n", err)
+		fmt.Fprintf(stderr, "majordomus: %s\nhint: majordomus help\n", printable(err.Error()))
 		return exitUsage
 	default:
-		fmt.Fprintf(stderr, "majordomus: %v\n", err)
+		fmt.Fprintf(stderr, "majordomus: %s\n", printable(err.Error()))
 		return exitInternal
 	}
 }

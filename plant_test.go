@@ -133,7 +133,7 @@ func cmdPlant(ts *testscript.TestScript, neg bool, args []string) {
 	path := ts.MkAbs(scriptLease)
 	ts.Check(os.MkdirAll(filepath.Dir(path), 0o700))
 	whole := foundLease{Schema: "majordomus-mcp-lease/v1", Token: strings.Repeat("5e", 16), Root: root, StartedAt: timeText(time.Minute), Version: "(devel)"}
-	ts.Setenv("TOKEN", whole.Token)
+	setToken(ts, whole.Token)
 	if text := unheld[args[0]]; text != nil && len(args) == 1 {
 		gone := exec.Command("true")
 		ts.Check(gone.Run())

@@ -5,8 +5,9 @@
 // Every script starts in a fresh git checkout, $WORK/repo, with $LEASE naming its lease file. Three rules keep them
 // honest. Nothing sleeps: a command waits for an event, at most `patience`, and polls in one place, `until`; absence is
 // proved by a fence. Readers of pipes only send lines on a channel: Fatalf panics, and only the script's goroutine
-// recovers. What a script started it ends, by its process id, and every line that a client wrote on stdout must have been
-// JSON-RPC, whatever the scenario was about.
+// recovers. What a script started it ends, by its process id. Every line that a client wrote on stdout must have been
+// JSON-RPC, none may hold the token of a lease, and what it wrote on stderr no character that steers a terminal, whatever
+// the scenario was about.
 //
 //	mcp [-raw] [-deaf] [-full|-broken] [-rev REVISION] [-exe FILE] NAME [arg...]
 //		start `majordomus mcp arg...` as client NAME, initialize it and print the result. The port is 0 unless given.
@@ -68,6 +69,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -187,6 +189,8 @@ type world struct {
 	names []string // of the variables that reach the processes, for a command cannot list the environment
 	tb    testing.TB
 	procs map[string]*proc
+
+	tokens []string // of the leases that were seen: no process writes one anywhere but into a lease
 }
 
 type worldKey struct{}
@@ -259,6 +263,7 @@ func until(ts *testscript.TestScript, complaint func() string) {
 // proc is a process under a name: a client's majordomus, or a fake.
 type proc struct {
 	name          string
+	world         *world
 	cmd           *exec.Cmd
 	stdin, stdout *os.File      // our ends
 	lines         chan string   // its stdout, newlines included; closed at the end of it
@@ -278,7 +283,7 @@ func (w *world) start(ts *testscript.TestScript, name string, argv []string, pre
 	}
 	path, err := exec.LookPath(argv[0]) // testscript put its directory first
 	ts.Check(err)
-	p := &proc{name: name, lines: make(chan string, 1<<15), dead: make(chan struct{}), log: filepath.Join(w.work, name+".log")}
+	p := &proc{name: name, world: w, lines: make(chan string, 1<<15), dead: make(chan struct{}), log: filepath.Join(w.work, name+".log")}
 	log, err := os.Create(p.log)
 	ts.Check(err)
 	defer log.Close()
@@ -340,6 +345,11 @@ func (w *world) end() {
 		log, _ := os.ReadFile(p.log)
 		if regexp.MustCompile(`DATA RACE|(?m)^(panic|fatal error):`).Match(log) {
 			w.tb.Errorf("%s broke down", p.name)
+		} else if bad := rawCharacter.Find(log); (bad != nil || !utf8.Valid(log)) && !p.fake() {
+			w.tb.Errorf("%s wrote %q on stderr, or what is no text", p.name, bad)
+		}
+		if w.tells(string(log)) && !p.fake() {
+			w.tb.Errorf("%s wrote a token on stderr", p.name)
 		}
 		if w.tb.Failed() {
 			w.tb.Logf("stderr of %s:\n%s", p.name, clipped(string(log), 4000))
@@ -347,11 +357,24 @@ func (w *world) end() {
 	}
 }
 
+// rawCharacter is what no line for people may hold.
+var rawCharacter = regexp.MustCompile(`[\x00-\x09\x0b-\x1f\x7f\x{80}-\x{9f}\x{2028}\x{2029}\p{Cf}]`)
+
+// tells says whether a text holds the token of a lease.
+func (w *world) tells(text string) bool {
+	return slices.ContainsFunc(w.tokens, func(token string) bool { return strings.Contains(text, token) })
+}
+
+func (p *proc) fake() bool { return filepath.Base(p.cmd.Path) == "fake" }
+
 // protocol says what is wrong with a line of stdout. A fake may write what it likes.
 func (p *proc) protocol(line string) error {
 	whole := strings.HasSuffix(line, "\n")
-	if filepath.Base(p.cmd.Path) == "fake" || !whole && p.killed {
+	if p.fake() || !whole && p.killed {
 		return nil
+	}
+	if p.world.tells(line) {
+		return fmt.Errorf("%s told a token: %s", p.name, clipped(line, 300))
 	}
 	if !whole || !json.Valid([]byte(line)) || line[0] != '{' && line[0] != '[' {
 		return fmt.Errorf("%s wrote on stdout, where only protocol may be: %q", p.name, clipped(line, 300))

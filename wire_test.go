@@ -94,6 +94,9 @@ func sendHTTP(ts *testscript.TestScript, method, target string, headers []string
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	ts.Check(err)
+	if worldOf(ts).tells(string(text)) || worldOf(ts).tells(fmt.Sprint(response.Header)) {
+		ts.Fatalf("%s %s told a token: %s", method, target, text)
+	}
 	return response, string(text)
 }
 
