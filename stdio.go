@@ -228,10 +228,11 @@ func tooLongAnswer() []byte {
 }
 
 // next returns the next frame to be answered; false at the end of input, and
-// when ctx or stop is done.
+// when ctx or stop is done. What was given back because of stop is for whoever
+// comes after it.
 func (c *client) next(ctx context.Context, stop <-chan struct{}) (frame, bool) {
 	c.mu.Lock()
-	if len(c.back) > 0 && ctx.Err() == nil {
+	if len(c.back) > 0 && ctx.Err() == nil && !isClosed(stop) {
 		f := c.back[0]
 		c.back = c.back[1:]
 		c.mu.Unlock()
