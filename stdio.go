@@ -391,13 +391,6 @@ func (c *client) attachment(transport string) attachment {
 	return a
 }
 
-// wasAttached reports whether this process has been a bridge.
-func (c *client) wasAttached() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.server != ""
-}
-
 func (c *client) negotiated() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
