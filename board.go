@@ -97,6 +97,7 @@ type carried struct {
 type attachment struct {
 	Transport  string // stdio or http
 	Identity   string // 32 hex digits; "" for an anonymous session
+	Process    string // the bridge's, as ownProcess names it
 	Address    *peerAddress
 	Carried    carried
 	Unverified bool
@@ -131,6 +132,7 @@ type boardEntry struct {
 	number      int
 	id          peerID
 	identity    boardIdentity
+	process     string
 	transport   string
 	client      clientInfo
 	address     *peerAddress
@@ -204,6 +206,7 @@ func newMember(a attachment) *boardEntry {
 	m := &boardEntry{
 		transport: a.Transport, address: a.Address, unverified: a.Unverified,
 		identity:  boardIdentity{a.Identity, a.Unverified},
+		process:   a.Process,
 		client:    clientInfo{Name: notInitialized},
 		connected: now, seen: now.Add(-time.Duration(max(0, a.Carried.Idle)) * time.Second),
 		wanted:    cleanName(a.Carried.Name, "peer"),

@@ -199,7 +199,7 @@ func (b *bridge) attach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.p.set.timing.probe)
 	defer cancel()
 	a := b.p.client.attachment("http")
-	params := mustJSON(attachParams{Identity: a.Identity, Address: a.Address, Carried: a.Carried, Again: b.p.client.wasAt(b.doc.Token)})
+	params := mustJSON(attachParams{Identity: a.Identity, Process: ownProcess(), Address: a.Address, Carried: a.Carried, Again: b.p.client.wasAt(b.doc.Token)})
 	if !b.main.fresh(b.p.set.timing.read) {
 		c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {

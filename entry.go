@@ -78,6 +78,7 @@ type nameRecord struct {
 	Box         boardName `json:"box"`
 	Identity    string    `json:"identity,omitempty"` // only what was proven
 	Own         bool      `json:"own,omitempty"`      // the server's own client, which dies with it
+	Process     string    `json:"process,omitempty"`  // the bridge's, as ownProcess names it
 	Peer        peerID    `json:"peer,omitempty"`
 	Role        string    `json:"role"`
 	Client      string    `json:"client,omitempty"`

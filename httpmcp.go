@@ -268,6 +268,7 @@ func (s *server) serveInitialize(w http.ResponseWriter, r *http.Request, m messa
 // attachParams is what a bridge says of itself and its client.
 type attachParams struct {
 	Identity string       `json:"identity"`
+	Process  string       `json:"process,omitempty"` // see ownProcess
 	Address  *peerAddress `json:"address,omitempty"`
 	Carried  carried      `json:"carried"`
 	Again    bool         `json:"again,omitempty"` // this server is the one it was attached to last
@@ -329,7 +330,7 @@ func (s *server) serveAttach(w http.ResponseWriter, r *http.Request, m message) 
 	}
 	s.recognize(&p)
 	n := &session{id: randomHex(16), attached: true, trusted: true, version: p.Carried.Version}
-	n.peer = s.board.attach(attachment{Transport: "http", Identity: p.Identity, Address: p.Address, Carried: p.Carried})
+	n.peer = s.board.attach(attachment{Transport: "http", Identity: p.Identity, Process: p.Process, Address: p.Address, Carried: p.Carried})
 	if err := s.admit(n); err != nil {
 		s.board.detach(n.peer)
 		s.refused(w, r, err)

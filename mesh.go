@@ -33,7 +33,7 @@ type mesh struct {
 	parcels   map[int64]*parcel             // given out and not settled
 	readers   map[boardName][]chan struct{} // who waits for the next letter; a receive means that there may be one
 	working   map[peerID]int                // calls in flight
-	kept      map[boardName]string          // names that belong to the identities that held them, until keptUntil
+	kept      map[boardName]nameRecord      // names that belong to the identities that held them, until keptUntil
 	keptUntil time.Time
 	humanSeen time.Time
 	awaited   map[string]chan handed // by key: who waits for a delivery to be settled
@@ -74,9 +74,7 @@ func (s *server) readOwnJournal(path string) report {
 }
 
 // openMesh reads what the servers before this one left, and begins to write. The lease is in place.
-// bridged says that this process was a bridge before: then other bridges may still be on their way back to their names.
-// After a start from scratch nobody is, and whoever comes under a name gets it and what waits for it at once.
-func (s *server) openMesh(bridged bool) {
+func (s *server) openMesh() {
 	m := s.mesh
 	path := journalPath(s.checkout.root)
 	r := s.readOwnJournal(path)
@@ -89,15 +87,15 @@ func (s *server) openMesh(bridged bool) {
 		}
 	}
 	now := time.Now()
-	m.kept, m.keptUntil = map[boardName]string{}, now.Add(nameGrace)
+	m.kept, m.keptUntil = map[boardName]nameRecord{}, now.Add(nameGrace)
 	for box, held := range m.state.names {
 		if held.Left != 0 {
 			continue
 		}
 		held.Left = now.UnixMilli() // nobody knows when it left
 		// The client of the server itself died with it, and cannot want its name back.
-		if bridged && held.Identity != "" && !held.Own {
-			m.kept[box] = held.Identity
+		if held.Identity != "" && !held.Own {
+			m.kept[box] = *held
 		}
 	}
 	scheduled := len(m.state.schedules) > 0
@@ -214,8 +212,9 @@ func (m *mesh) reserved(at boardName, who boardIdentity, spawn string) bool {
 	if at == human || m.state.expects(at, spawn) || who.unverified && (m.state.boxes[at] != nil || m.state.schedulesOf(at)) {
 		return true
 	}
-	identity, ok := m.kept[at]
-	return ok && time.Now().Before(m.keptUntil) && (who.unverified || identity != who.text)
+	// Whoever is started in place of a bridge that died with its server gets its name, and what waits for it, at once.
+	held, ok := m.kept[at]
+	return ok && time.Now().Before(m.keptUntil) && (who.unverified || held.Identity != who.text) && !processGone(held.Process)
 }
 
 // actor is who acts in a call.

@@ -41,7 +41,7 @@ func meshServer(t testing.TB, root string, log io.Writer) *server {
 	set.timing, _ = readTimings(func(string) string { return "" })
 	at := checkout{root: root, id: digest(root), gitDir: filepath.Join(root, ".git"), commonDir: filepath.Join(root, ".git")}
 	s := newServer(set, at, slog.New(slog.NewTextHandler(log, nil)), l)
-	s.openMesh(true)
+	s.openMesh()
 	t.Cleanup(func() {
 		s.close()
 		s.closeMesh()

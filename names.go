@@ -112,7 +112,7 @@ func (b *board) tellLocked(m *boardEntry) {
 		Client: m.client.Name, Description: m.described, Seen: now,
 	}
 	if !m.unverified {
-		r.Identity = m.identity.text
+		r.Identity, r.Process = m.identity.text, m.process
 	}
 	r.Spawn = m.spawn
 	if m.described != "" {

@@ -227,7 +227,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 	}
 	s := newServer(p.set, p.checkout, p.log, l)
 	s.docs = docs
-	s.openMesh(p.client.wasAttached())
+	s.openMesh()
 	own := s.attachOwn(p.client)
 	s.mesh.confirm(written, p.client.arrived()...) // by answers of the server before
 	ln, err := s.listen()

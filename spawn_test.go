@@ -164,6 +164,36 @@ func children(t *testing.T, states string) (pids []string) {
 	return pids
 }
 
+// Only a process that is known to have ended is gone.
+func TestProcessGone(t *testing.T) {
+	cmd := exec.Command("cat")
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	pid := cmd.Process.Pid
+	_, _, start, known := readStat(pid)
+	name := fmt.Sprintf("%s/%d/%s", processSpace(), pid, start)
+	if processGone(name) || processGone(ownProcess()) {
+		t.Error("it is there")
+	}
+	if known && !processGone(name+"0") {
+		t.Error("the number is another's by now")
+	}
+	in.Close()
+	if known {
+		eventually(t, "it has ended and nobody waits for it", func() bool { return processGone(name) })
+	}
+	must(t, cmd.Wait())
+	if !processGone(name) {
+		t.Error("it has ended")
+	}
+	for _, unseen := range []string{"", "/", "x" + name, processSpace(), processSpace() + "/1/", processSpace() + "/-1/", processSpace() + "/x/"} {
+		if processGone(unseen) {
+			t.Errorf("%q is gone", unseen)
+		}
+	}
+}
+
 // A number that another process has by now is nobody's: neither is it taken for alive, nor is anything signalled.
 func TestSpawnReusedPID(t *testing.T) {
 	cmd := exec.Command("sleep", "600")

@@ -228,10 +228,11 @@ func tooLongAnswer() []byte {
 }
 
 // next returns the next frame to be answered; false at the end of input, and
-// when ctx or stop is done.
+// when ctx or stop is done. What was given back because of stop is for whoever
+// comes after it.
 func (c *client) next(ctx context.Context, stop <-chan struct{}) (frame, bool) {
 	c.mu.Lock()
-	if len(c.back) > 0 && ctx.Err() == nil {
+	if len(c.back) > 0 && ctx.Err() == nil && !isClosed(stop) {
 		f := c.back[0]
 		c.back = c.back[1:]
 		c.mu.Unlock()
@@ -388,13 +389,6 @@ func (c *client) attachment(transport string) attachment {
 		a.Carried.Idle = int64(time.Since(c.spoke) / time.Second)
 	}
 	return a
-}
-
-// wasAttached reports whether this process has been a bridge.
-func (c *client) wasAttached() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.server != ""
 }
 
 func (c *client) negotiated() string {

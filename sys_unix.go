@@ -188,6 +188,33 @@ func processGroup(pid int) int {
 	return group
 }
 
+// ownProcess names this process to others of this machine: by the namespace of its number, the number, and its start.
+func ownProcess() string {
+	_, _, start, _ := readStat(os.Getpid())
+	return processSpace() + "/" + strconv.Itoa(os.Getpid()) + "/" + start
+}
+
+// processSpace is the namespace of process ids; "" where there is but one.
+func processSpace() string {
+	space, _ := os.Readlink("/proc/self/ns/pid")
+	return space
+}
+
+// processGone says that a process is known to have ended. It fails to the side of who may be alive: one that cannot be
+// seen from here is not gone.
+func processGone(name string) bool {
+	space, rest, _ := strings.Cut(name, "/")
+	number, start, _ := strings.Cut(rest, "/")
+	pid, err := strconv.Atoi(number)
+	if err != nil || pid <= 1 || space != processSpace() {
+		return false
+	}
+	if state, _, since, ok := readStat(pid); ok {
+		return state == "Z" || state == "X" || since != start
+	}
+	return syscall.Kill(pid, 0) == syscall.ESRCH
+}
+
 // processStart says when a process started, in words that no other process of that number has; "" when there is none.
 func processStart(pid int) (start string, zombie bool) {
 	state, _, ticks, ok := readStat(pid)

@@ -40,5 +40,7 @@ func ownerOf(os.FileInfo) (uid int, known bool)    { return 0, false }
 func signalGroup(int, syscall.Signal) error        { return errors.ErrUnsupported }
 func groupGone(int) bool                           { return true }
 func processGroup(int) int                         { return 0 }
+func ownProcess() string                           { return "" }
+func processGone(string) bool                      { return false }
 func processStart(int) (start string, zombie bool) { return "", false }
 func groupMembers(int, string) []int               { return nil }
