@@ -11,7 +11,8 @@ package main
 //     successor's. What it appends goes to a file that has lost the name, and its second look (server.invoke) keeps it
 //     from acknowledging that.
 //   - What is read is input from outside: links are not followed, the file must be nobody else's to read (no clone of a
-//     repository brings such a file along), a torn last line is dropped, and a damaged line costs that line.
+//     repository brings such a file along), a torn last line is dropped, and a damaged line costs that line. What is not
+//     taken over is kept under another name: somebody may want to know what was in it.
 
 import (
 	"bufio"
@@ -33,6 +34,7 @@ import (
 const (
 	journalName   = "journal.jsonl"
 	journalTemp   = ".majordomus-journal-" // then random digits
+	journalAside  = journalName + ".aside-"
 	journalGrowth = 256 << 10              // bytes by which it may grow before it is looked at whether it could be smaller
 )
 
@@ -349,6 +351,26 @@ func (r report) String() string {
 		parts = append(parts, fmt.Sprintf("has damaged lines, which are skipped: %d of %d, the first is line %d", r.damaged, r.lines, r.first))
 	}
 	return strings.Join(parts, "; ")
+}
+
+// setAside keeps under another name what is about to be replaced though not all of it was read, and says where. The
+// journal itself stays in place until the new one is written, unless nothing of it was read.
+func (r report) setAside(path string, l *lease) string {
+	aside := journalAside + randomHex(4)
+	err := underNameLock(context.Background(), filepath.Dir(path), func() error {
+		if err := l.check(); err != nil {
+			return err
+		}
+		keep := os.Link
+		if r.err != nil { // it may be what cannot be linked
+			keep = os.Rename
+		}
+		return keep(path, filepath.Join(filepath.Dir(path), aside))
+	})
+	if err != nil {
+		return fmt.Sprintf("what was there cannot be kept (%s)", reasonOf(err))
+	}
+	return "what was there is kept as " + aside
 }
 
 // readJournal applies to the state what a journal holds. It never fails: what cannot be read is reported.

@@ -66,7 +66,7 @@ func (s *server) openMesh(bridged bool) {
 	path := journalPath(s.checkout.root)
 	r := readJournal(path, m.state)
 	if text := r.String(); text != "" {
-		s.log.Warn(fmt.Sprintf("the journal %s/%s %s", leaseDir, journalName, text))
+		s.log.Warn(fmt.Sprintf("the journal %s/%s %s; %s", leaseDir, journalName, text, r.setAside(path, s.lease)))
 	}
 	for _, letters := range m.state.boxes {
 		for _, l := range letters {
