@@ -199,6 +199,9 @@ func (s *server) allowed(in spawnInput, p *spawned) error {
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return refuse("invalid_input", "path: %q is not a directory", clip(dir, 200))
 	}
+	if root := insideCheckout(dir); root != "" && innards(root, dir) {
+		return refuse("refused", "path: %q is where git, or majordomus itself, keeps its files: nothing is started there", clip(dir, 200))
+	}
 	p.Path = dir
 	if s.placeSpawned(p) {
 		return nil
@@ -217,6 +220,13 @@ func (s *server) allowed(in spawnInput, p *spawned) error {
 
 func example(key, value string) string {
 	return string(mustJSON(map[string]any{"spawn": map[string]any{key: []string{clip(value, 200)}}}))
+}
+
+// innards says whether a directory of a checkout is one in which nobody works. Some systems take .GIT for the same.
+func innards(root, dir string) bool {
+	path, _ := below(root, dir)
+	path = strings.ToLower(filepath.ToSlash(path)) + "/"
+	return strings.HasPrefix(path, ".git/") || strings.HasPrefix(path, filepath.ToSlash(filepath.Dir(leaseDir))+"/")
 }
 
 // placeSpawned finds the checkout of this repository in which a directory is; false when it is in none. A directory that
