@@ -46,6 +46,9 @@ func (p *spawned) environ(env []string, message string) []string {
 	return env
 }
 
+// errMayRun means that a command must not be started again: tmux has taken it, and has not said what became of it.
+var errMayRun = errors.New("tmux may have started it: look with tmux list-windows -a")
+
 // run starts the command and fills in its process.
 func (s *server) run(ctx context.Context, p *spawned, message string) error {
 	dir, err := stateDir(s.checkout.root)
@@ -73,8 +76,8 @@ func (s *server) run(ctx context.Context, p *spawned, message string) error {
 	keepDescriptors()
 	if tmux, err := exec.LookPath("tmux"); err == nil {
 		err = s.runInWindow(ctx, tmux, dir, p, env)
-		if err == nil {
-			return nil
+		if err == nil || errors.Is(err, errMayRun) {
+			return err
 		}
 		s.log.Warn(fmt.Sprintf("tmux makes no window (%v): spawning without one", err))
 	}
@@ -131,21 +134,25 @@ func (s *server) runInWindow(ctx context.Context, tmux, dir string, p *spawned, 
 	format := "#{pane_pid} #{window_id}"
 	// Into the window that was just made: it is the current one, and nobody comes between the commands of one call.
 	rest := []string{"-n", p.Box.name, "-P", "-F", format, "/bin/sh", script, ";", "pipe-pane", "-t", target, tmuxQuote("cat >>" + shellQuote(p.Log))}
-	out, err := run(append([]string{"new-window", "-t", target}, rest...)...)
-	if err != nil {
-		out, err = run(append([]string{"new-session", "-d", "-s", p.session()}, rest...)...)
-	}
-	if err == nil {
+	newSession := []string{"new-session", "-d", "-s", p.session()}
+	// Twice: the tmux that is asked for a session may be just about to end with its last one.
+	for _, how := range [][]string{{"new-window", "-t", target}, newSession, newSession} {
+		var out string
+		out, err = run(slices.Concat(how, rest)...)
 		pid, window, _ := strings.Cut(out, " ")
-		p.Window = window
-		p.PID, err = strconv.Atoi(pid)
+		if n, bad := strconv.Atoi(pid); bad == nil {
+			p.PID, p.Window = n, window
+			p.Start, _ = processStart(p.PID)
+			return nil
+		}
+		if _, gone := os.Lstat(script); gone != nil {
+			return fmt.Errorf("%w: %v", errMayRun, err)
+		}
 	}
-	if err != nil {
-		os.Remove(script)
-		return err
+	if os.Remove(script) != nil {
+		return fmt.Errorf("%w: %v", errMayRun, err)
 	}
-	p.Start, _ = processStart(p.PID)
-	return nil
+	return err
 }
 
 // session is the tmux session of the circle. A dot or a colon in a target means something else.
