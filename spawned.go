@@ -22,6 +22,7 @@ import (
 const (
 	spawnPatience = 120 * time.Second // until a spawned peer must have attached
 	spawnLook     = time.Second       // how often it is looked for until then
+	spawnLooks    = 5                 // how often a log that is still empty is looked at after the end
 	retiredLimit  = 1024              // identities that are refused
 )
 
@@ -153,7 +154,7 @@ func (s *server) enlist(ctx context.Context, p *spawned, circle string, message 
 		switch {
 		case old.alive():
 		case old.pending():
-			s.lookAfter(&old)
+			s.lookAfter(&old, old.Window != "")
 		default:
 			s.mesh.spawnEnded(old.ID)
 		}
@@ -238,8 +239,16 @@ func (s *server) watchSpawned(id string) {
 	s.mesh.tending.Go(func() { // ends with the server, or when nothing is expected any more
 		t := time.NewTicker(spawnLook)
 		defer t.Stop()
-		for {
-			if p, ok := s.mesh.spawnOf(id); !ok || !p.pending() || s.lookAfter(&p) {
+		for ended := 0; ; {
+			p, ok := s.mesh.spawnOf(id)
+			if !ok || !p.pending() {
+				return
+			}
+			if !p.alive() {
+				ended++
+			}
+			// tmux writes the log, and may do so after the end.
+			if s.lookAfter(&p, p.Window != "" && ended <= spawnLooks) {
 				return
 			}
 			select {
@@ -251,8 +260,9 @@ func (s *server) watchSpawned(id string) {
 	})
 }
 
-// lookAfter says whether a process need not be looked after any more.
-func (s *server) lookAfter(p *spawned) bool {
+// lookAfter says whether a process need not be looked after any more. Something may still be written into the log of one
+// that has ended, if more says so.
+func (s *server) lookAfter(p *spawned, more bool) bool {
 	patience := spawnPatience
 	if testHookSpawnPatience != 0 {
 		patience = testHookSpawnPatience
@@ -288,7 +298,9 @@ func (s *server) lookAfter(p *spawned) bool {
 	if p.here() {
 		e.Name = &nameRecord{Box: p.Box, Role: "agent", Seen: p.Began, Left: now}
 	}
-	if last := lastLine(p.Log); last != "" {
+	if last := lastLine(p.Log); last == "" && more && !alive {
+		return false
+	} else if last != "" {
 		text += fmt.Sprintf("; the last line of its output: %q", last)
 	} else {
 		text += "; it has written nothing"
