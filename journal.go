@@ -35,7 +35,7 @@ const (
 	journalName   = "journal.jsonl"
 	journalTemp   = ".majordomus-journal-" // then random digits
 	journalAside  = journalName + ".aside-"
-	journalGrowth = 256 << 10              // bytes by which it may grow before it is looked at whether it could be smaller
+	journalGrowth = 256 << 10 // bytes by which it may grow before it is looked at whether it could be smaller
 )
 
 // lazyTime is how long what is not urgent waits for something that is: a process that starts has better to do than to write.

@@ -4,11 +4,13 @@ package main
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,31 +53,77 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// No more than the limit are alive; those that have ended are none of them, and leave nothing behind.
-func TestSpawnLimit(t *testing.T) {
-	allowCommands(t, "exit 0", "sleep 600")
+var spawnRounds = flag.Int("spawns", 50, "processes that TestSpawnGrowth spawns; its long form is 1000")
+
+// Those that have ended leave nothing behind, however many they were.
+func TestSpawnGrowth(t *testing.T) {
+	allowCommands(t, "exit 0")
 	root := spawnCheckout(t)
 	s := meshServer(t, root, io.Discard)
 	a, _ := speak(s, "a")
-	for range 50 {
-		if _, err := s.spawnPeer(a, spawnInput{Path: ".", Command: "exit 0", Circle: "default", Message: "hello"}); err != nil {
-			t.Fatal(err)
-		}
+	descriptors := func() int {
+		open, _ := os.ReadDir("/dev/fd")
+		return len(open)
 	}
-	eventually(t, "all ended", func() bool { return len(s.mesh.spawnedList()) == 0 })
-	for box, letters := range s.mesh.state.boxes {
-		if box != (boardName{"default", "a"}) {
-			t.Errorf("%v has %d messages of peers that never came", box, len(letters))
+	spawn := func(n int) {
+		for range n {
+			must2(t)(s.spawnPeer(a, spawnInput{Path: ".", Command: "exit 0", Circle: "default", Message: "hello"}))
+			read(t, s, a)
 		}
+		eventually(t, "all ended", func() bool { return len(s.mesh.spawnedList()) == 0 })
+		read(t, s, a)
+	}
+	spawn(spawnLimit)
+	open, running := descriptors(), runtime.NumGoroutine()
+	spawn(*spawnRounds - spawnLimit)
+	eventually(t, "as few goroutines as before", func() bool { return runtime.NumGoroutine() <= running })
+	eventually(t, "as few descriptors as before", func() bool { return descriptors() <= open })
+	s.mesh.journal.drain()
+	s.mesh.mu.Lock()
+	defer s.mesh.mu.Unlock()
+	if st := s.mesh.state; len(st.boxes) > 0 || len(st.names) > 2*spawnLimit || len(st.carried) > 0 || len(s.mesh.parcels) > 0 {
+		t.Errorf("%d mailboxes, %d names, %d and %d parcels are left", len(st.boxes), len(st.names), len(st.carried), len(s.mesh.parcels))
+	}
+	if j := s.mesh.journal; j.size > 3*(j.alive+journalGrowth) {
+		t.Errorf("the journal has %d bytes, of which %d were alive", j.size, j.alive)
 	}
 	if zombies := children(t, "Z"); len(zombies) > 0 {
 		t.Errorf("zombies: %v", zombies)
 	}
-	logs, _ := filepath.Glob(filepath.Join(root, ".ai/local/state/mcp/spawn/*"))
-	if len(logs) > spawnLimit {
-		t.Errorf("%d files for 50 processes: %q", len(logs), logs)
+	files, _ := filepath.Glob(filepath.Join(root, ".ai/local/state/mcp/spawn/*"))
+	if len(files) > spawnLimit {
+		t.Errorf("%d files: %q", len(files), files)
 	}
+}
 
+// What tmux writes into the log after the end of a process is told of, if it is not much later.
+func TestSpawnLateLog(t *testing.T) {
+	s := meshServer(t, spawnCheckout(t), io.Discard)
+	a, _ := speak(s, "a")
+	p := spawned{ID: "spawn-00000000", Box: boardName{"default", "x"}, By: boardName{"default", "a"}, Began: millis(), PID: 1 << 30, Window: "@1", Log: filepath.Join(t.TempDir(), "x.log")}
+	s.mesh.commit(&entry{Spawn: &p}, synced)
+	if s.lookAfter(&p, true) {
+		t.Error("it did not wait for the log")
+	}
+	must(t, os.WriteFile(p.Log, []byte("no such model\n"), 0o600))
+	if !s.lookAfter(&p, true) {
+		t.Error("it waits for more")
+	}
+	wantTexts(t, read(t, s, a), `@x, which you spawned, has ended without attaching; the last line of its output: "no such model"`)
+	must(t, os.Remove(p.Log))
+	s.mesh.commit(&entry{Spawn: &p}, synced)
+	if !s.lookAfter(&p, false) {
+		t.Error("it waits for ever")
+	}
+	wantTexts(t, read(t, s, a), "@x, which you spawned, has ended without attaching; it has written nothing")
+}
+
+// No more than the limit are alive.
+func TestSpawnLimit(t *testing.T) {
+	allowCommands(t, "sleep 600")
+	root := spawnCheckout(t)
+	s := meshServer(t, root, io.Discard)
+	a, _ := speak(s, "a")
 	for i := range spawnLimit {
 		out, err := s.spawnPeer(a, spawnInput{Path: ".", Command: "sleep 600", Circle: "default"})
 		must(t, err)
