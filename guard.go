@@ -318,6 +318,9 @@ type deadlineConn struct {
 	aborting atomic.Bool // net/http is breaking off its own read
 	cut      atomic.Bool
 	closed   atomic.Bool
+	ended    atomic.Bool  // the other side sends nothing more
+	reset    atomic.Bool  // the other side has not read all that was written
+	shut     atomic.Bool  // nothing more is written
 	read     atomic.Int64 // when something came last
 	early    atomic.Int64 // when something came while a request was being answered; 0: nothing did
 	head     atomic.Int64 // when the head of the present request came; nanoseconds since the server started
@@ -344,10 +347,46 @@ func (c *deadlineConn) Read(b []byte) (int, error) {
 	c.mu.Lock()
 	c.recent = append(c.recent, b[:min(n, max(0, maxRecent-len(c.recent)))]...)
 	c.mu.Unlock()
-	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) && !c.aborting.Load() {
+	switch {
+	case err == nil, errors.Is(err, net.ErrClosed):
+	case errors.Is(err, io.EOF):
+		c.ended.Store(true)
+	case !errors.Is(err, os.ErrDeadlineExceeded):
+		c.reset.Store(true)
+	case !c.aborting.Load():
 		c.cut.Store(true)
 	}
 	return n, err
+}
+
+// Write notes an answer that comes too late: whoever has closed its side before it got one does not wait for it.
+func (c *deadlineConn) Write(b []byte) (int, error) {
+	if c.ended.Load() {
+		c.reset.Store(true)
+	}
+	return c.Conn.Write(b)
+}
+
+// lost reports whether what was written last may not have been read: the other side has broken the connection off.
+func (c *deadlineConn) lost() bool {
+	return c.reset.Load() || !c.shut.Load() && !c.closed.Load() && brokenOff(c.Conn)
+}
+
+// linger lets a connection that is about to be closed come to its end at the other side first, to learn whether that has
+// read everything: of one that is closed here nothing is heard any more.
+func (c *deadlineConn) linger(ended, over <-chan struct{}) {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		return
+	}
+	c.shut.Store(true)
+	t := time.NewTimer(lingerTime)
+	defer t.Stop()
+	select {
+	case <-ended:
+	case <-over:
+	case <-t.C:
+	}
 }
 
 // SetReadDeadline tells a real deadline from the one in the past by which
@@ -356,6 +395,9 @@ func (c *deadlineConn) SetReadDeadline(t time.Time) error {
 	c.aborting.Store(!t.IsZero() && t.Before(c.s.started))
 	return c.Conn.SetReadDeadline(t)
 }
+
+// lingerTime is how long a client may take to read an answer and close.
+const lingerTime = 5 * time.Second
 
 // maxRecent bounds what is kept of a request's beginning. The head of an honest
 // request is far smaller; one that hides behind more is cut off after its answer.
@@ -374,6 +416,9 @@ func (c *deadlineConn) bothLengths(chunked bool) bool {
 func (c *deadlineConn) Close() error {
 	if c.cut.Swap(false) {
 		c.s.cutOff.Add(1)
+	}
+	if c.lost() {
+		c.reset.Store(true)
 	}
 	c.closed.Store(true)
 	c.s.mesh.connectionEnded(c)

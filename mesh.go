@@ -179,8 +179,8 @@ func (m *mesh) everything(each func(*entry)) (vital bool) {
 	return m.state.vital()
 }
 
-// nameChanged notes that a name has been taken or left. The board's mutex is held, which keeps the order. It counts at
-// once: who has just left is still known.
+// nameChanged notes that a name has been taken or left. The board's mutex is held, which keeps the order; the human is not
+// on the board. It counts at once: who has just left is still known.
 func (m *mesh) nameChanged(r nameRecord) {
 	e := &entry{At: millis(), Name: &r}
 	m.mu.Lock()
@@ -236,7 +236,7 @@ func (s *server) actor(ctx context.Context) (actor, error) {
 	known := m.state.names[human]
 	m.mu.Unlock()
 	if now := millis(); known == nil || now-known.Left > time.Minute.Milliseconds() {
-		m.commit(&entry{Name: &nameRecord{Box: human, Role: "human", Seen: now, Left: now}}, loose)
+		m.nameChanged(nameRecord{Box: human, Role: "human", Seen: now, Left: now}) // at once: an answer may come at once
 	}
 	return actor{box: human, role: "human"}, nil
 }

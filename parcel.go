@@ -1,8 +1,8 @@
 package main
 
 // A parcel is the letters of one answer. It is consumed when it is known that the answer was written: by the owner's stdio
-// at once, by a bridge when it says so on a later request, by any other HTTP session with its next request. Until then its
-// letters are in no other answer; when the session is lost they come again, marked. The journal knows a parcel before its
+// at once, by a bridge when it says so on a later request, by any other HTTP session, and by the human, with the next
+// request, unless the connection was broken off before all of the answer was read. Until then its letters are in no other answer; when the session is lost they come again, marked. The journal knows a parcel before its
 // answer is written, so that the next server can mark what may have been seen, and can be told by a bridge that it was.
 
 import (
@@ -19,7 +19,7 @@ type parcel struct {
 	carriage
 	session *session      // nil: the human
 	given   time.Duration // since the server started: when the answer was written, for a session that confirms by its next request; 0 before
-	conn    *deadlineConn // on which a bridge was given it
+	conn    *deadlineConn // on which it was given; nil when that has come to its end
 }
 
 // exchange is one request being answered, as far as what becomes of the answer matters.
@@ -117,17 +117,19 @@ func (m *mesh) confirm(how durability, numbers ...int64) {
 	}
 }
 
-// confirmedBy consumes what an HTTP session, or the human, had been given before the head of this request arrived.
+// confirmedBy consumes what an HTTP session, or the human, had been given and read before the head of this request arrived.
 func (s *server) confirmedBy(n *session, r *http.Request) {
 	m := s.mesh
 	head := time.Since(s.started)
-	if c, _ := r.Context().Value(connKey{}).(*deadlineConn); c != nil {
+	c, _ := r.Context().Value(connKey{}).(*deadlineConn)
+	if c != nil {
 		head = time.Duration(c.head.Load())
 	}
 	var known []int64
 	m.mu.Lock()
 	for number, p := range m.parcels {
-		if p.session == n && p.given != 0 && p.given < head {
+		// The answer has been read when this comes behind it on its connection, or when that has come to a good end.
+		if p.session == n && p.given != 0 && p.given < head && (p.conn == nil || p.conn == c) {
 			known = append(known, number)
 		}
 	}
@@ -147,7 +149,8 @@ func (m *mesh) answered(x *exchange, ok bool) {
 }
 
 // writeCarrying writes an answer over HTTP and sees to what it carries. A bridge is told what that is, to confirm it; if
-// its connection ends first, the answer is lost. Another session confirms by its next request.
+// its connection ends first, the answer is lost. Another session confirms by its next request; what the client hangs up on
+// is lost.
 func (s *server) writeCarrying(w http.ResponseWriter, r *http.Request, n *session, x *exchange, write func() bool) {
 	m := s.mesh
 	bridge := n != nil && n.attached
@@ -164,30 +167,39 @@ func (s *server) writeCarrying(w http.ResponseWriter, r *http.Request, n *sessio
 		m.release(true, x.parcels...)
 		return
 	}
+	given := time.Since(s.started)
 	conn, _ := r.Context().Value(connKey{}).(*deadlineConn)
+	if conn != nil && !bridge && (r.Close || w.Header().Get("Connection") == "close") {
+		conn.linger(r.Context().Done(), s.ending)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, number := range x.parcels {
 		p := m.parcels[number]
 		switch {
 		case p == nil:
-		case bridge && conn != nil && conn.closed.Load():
+		case conn != nil && (bridge && conn.closed.Load() || conn.lost()):
 			m.releaseLocked(p, true)
 		case bridge:
 			p.conn = conn
 		default:
-			p.given = time.Since(s.started)
+			p.conn, p.given = conn, given
 		}
 	}
 }
 
-// connectionEnded gives back what a bridge was given on a connection that ended before it said that it arrived.
+// connectionEnded gives back what a bridge was given on a connection that ended before it said that it arrived, and what
+// anybody else was given and has not read.
 func (m *mesh) connectionEnded(c *deadlineConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, p := range m.parcels {
-		if p.conn == c {
+		switch {
+		case p.conn != c:
+		case p.given == 0 || c.reset.Load():
 			m.releaseLocked(p, true)
+		default:
+			p.conn = nil
 		}
 	}
 }

@@ -72,6 +72,26 @@ func endPending(nc net.Conn) bool {
 	return pending || err != nil
 }
 
+// brokenOff reports whether the other side of a connection, both ways of which are open here, has broken it off: it was
+// closed before all that had been sent to it was read, or before it was sent. Who reads everything and closes then does not.
+// Not every system tells when the other side lets go of what it never read; Linux does.
+func brokenOff(nc net.Conn) bool {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false
+	}
+	broken := false
+	raw.Control(func(fd uintptr) {
+		_, err := syscall.Getpeername(int(fd))
+		broken = err != nil
+	})
+	return broken
+}
+
 // ownGroup gives a command a process group of its own, so that killGroup ends its children too.
 func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 

@@ -20,6 +20,9 @@ func dieOf(os.Signal) {}
 // endPending cannot be asked here; no bridge runs here either.
 func endPending(net.Conn) bool { return false }
 
+// brokenOff cannot be asked here; no server is shared here either.
+func brokenOff(net.Conn) bool { return false }
+
 // ownGroup is not needed: killGroup ends the command alone.
 func ownGroup(*exec.Cmd) {}
 

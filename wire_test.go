@@ -9,7 +9,7 @@
 //	raw WANT LINE... '' [PART...]
 //		the lines with CRLF, then the parts as they are, with the escapes of `bytes`. WANT lists with commas the answers
 //		that come before the server closes, which it must do: one more request is sent after them, as a fence, unless
-//		WANT ends with `closed`, which waits until it closes by itself.
+//		WANT ends with `closed`, which waits until it closes by itself. `hangup` reads one byte of the answer and closes.
 //	closed URL
 //		wait until nobody listens there.
 package main
@@ -141,6 +141,11 @@ func cmdRaw(ts *testscript.TestScript, neg bool, args []string) {
 		}
 	}
 	send(request)
+	if args[0] == "hangup" {
+		_, err := conn.Read(make([]byte, 1))
+		ts.Check(err)
+		return
+	}
 	method, _, _ := strings.Cut(request, " ")
 	want := strings.Split(args[0], ",")
 	var got []string
