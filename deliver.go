@@ -161,7 +161,7 @@ func (s *server) strike(o *outgoing, h handed) error {
 	case len(h.full) > 0:
 		failure = fmt.Sprintf("full: the mailbox of %s", listBoxes(h.full))
 	}
-	if failure != "" && result == nil {
+	if failure != "" && result == nil && !o.isNotice() {
 		e.Store = []letter{s.notice(o.Sender, fmt.Sprintf("not delivered (%s): %s", failure, o.Entry.summary()))}
 	}
 	if failure != "" {
@@ -190,14 +190,6 @@ func (e *entry) summary() string {
 		return fmt.Sprintf("ack #%s %q", e.Close.ID, clip(e.Close.Letter.Text, 200))
 	}
 	return "a message"
-}
-
-// notice is a letter from majordomus itself.
-func (s *server) notice(to boardName, text string) letter {
-	return letter{
-		Ref: randomHex(6), ID: s.mesh.newID("notif"), Kind: "notify", Notice: true,
-		From: address{Box: boardName{"default", "majordomus"}}, To: []boardName{to}, Text: cleanMessage(text), At: millis(),
-	}
 }
 
 // serveDeliver applies what another checkout's server hands over.
@@ -247,14 +239,14 @@ func deliverable(e *entry) error {
 	switch {
 	case e.Key == "":
 		return errors.New("no key")
-	case e.Name != nil || e.Queue != nil || e.Sent != nil || e.Carry != nil || e.Confirm != nil || e.Move != nil || e.Kept,
+	case e.Name != nil || e.Queue != nil || e.Sent != nil || e.Carry != nil || e.Confirm != nil || e.Move != nil || e.Forget != nil || e.Kept,
 		e.Schedule != nil || e.Fire != nil || e.Unschedule != "", e.Spawn != nil || e.Unspawn != "" || e.Retire != "":
 		return errors.New("not a delivery")
 	case e.Open != nil && e.Open.Home == (place{}):
 		return errors.New("a thread without a home")
 	}
 	for i := range e.Store {
-		if l := &e.Store[i]; l.Notice || l.Again || l.Carriers != nil {
+		if l := &e.Store[i]; l.Notice && (e.Open != nil || len(e.Store) > 1) || l.Again || l.Carriers != nil {
 			return errors.New("not a new letter")
 		}
 	}
@@ -294,7 +286,7 @@ func (m *mesh) waitsFor(root string) bool {
 	return slices.ContainsFunc(m.state.out, func(o *outgoing) bool { return o.To.Root == root })
 }
 
-// tendSoon has somebody look after what waits and what lapses, if there is any.
+// tendSoon has somebody look after what waits and what lapses, now.
 func (s *server) tendSoon() {
 	m := s.mesh
 	m.mu.Lock()
@@ -309,8 +301,8 @@ func (s *server) tendSoon() {
 	}
 }
 
-// tendMesh hands over what waits for other checkouts, at most every tendTime or when a server was seen there, and closes
-// threads that lapse. It ends with the server.
+// tendMesh hands over what waits for other checkouts, at most every tendTime or when a server was seen there, and sees
+// to what lapses. It ends with the server.
 func (s *server) tendMesh() {
 	ctx, cancel := context.WithCancel(s.calls)
 	defer cancel()
@@ -322,7 +314,7 @@ func (s *server) tendMesh() {
 	t := time.NewTimer(tendTime)
 	defer t.Stop()
 	for {
-		next := s.lapse()
+		next := min(s.lapse(), lapseLook)
 		if s.flushAll(ctx) {
 			next = tendTime
 		}
@@ -360,34 +352,6 @@ func (s *server) flushAll(ctx context.Context) bool {
 	s.mesh.mu.Lock()
 	defer s.mesh.mu.Unlock()
 	return len(s.mesh.state.out) > 0
-}
-
-// lapse closes the threads that nobody has answered in time, gives up what could not be handed over, tells who waits for
-// them, and says when to look again.
-func (s *server) lapse() time.Duration {
-	m := s.mesh
-	m.mu.Lock()
-	threads, out, next := m.state.lapsed(millis())
-	m.mu.Unlock()
-	for _, o := range out {
-		e := &entry{Sent: []string{o.Entry.Key}}
-		if o.Entry.Open == nil { // an ask lapses with its thread
-			e.Store = []letter{s.notice(o.Sender, fmt.Sprintf("not delivered: no server took it within %v: %s", keepTime, o.Entry.summary()))}
-		}
-		if _, err := m.commit(e, synced); err != nil {
-			return time.Minute
-		}
-	}
-	for _, t := range threads {
-		told := s.notice(t.From.Box, fmt.Sprintf("your ask #%s to @%s has lapsed: nobody answered within %v: %q", t.ID, t.To.Box.name, keepTime, t.Text))
-		if _, err := m.commit(&entry{Close: &closing{ID: t.ID, By: "lapse", Letter: &told}}, synced); err != nil && !errors.Is(err, errThreadClosed) {
-			return time.Minute
-		}
-	}
-	if next == 0 {
-		return keepTime
-	}
-	return max(time.Second, time.Until(time.UnixMilli(next).Add(keepTime)))
 }
 
 func listBoxes(boxes []boardName) string {

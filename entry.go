@@ -108,6 +108,12 @@ type move struct {
 	To   boardName `json:"to"`
 }
 
+// forgetting takes letters out of a mailbox that nobody has read for too long.
+type forgetting struct {
+	Box  boardName `json:"box"`
+	Refs []string  `json:"refs"`
+}
+
 // entry is one line of the journal. It is applied whole or not at all.
 type entry struct {
 	At      int64       `json:"at"`
@@ -121,6 +127,7 @@ type entry struct {
 	Carry   *carriage   `json:"carry,omitempty"`
 	Confirm []int64     `json:"confirm,omitempty"`
 	Move    *move       `json:"move,omitempty"`
+	Forget  *forgetting `json:"forget,omitempty"`
 	// What becomes of schedules: schedule.go.
 	Schedule   *schedule `json:"schedule,omitempty"`
 	Fire       *firing   `json:"fire,omitempty"`
@@ -183,7 +190,7 @@ func (e *entry) valid() error {
 	if e.Name != nil && !e.Name.Box.valid() {
 		return errors.New("a record of no name")
 	}
-	if e.Move != nil && !(e.Move.From.valid() && e.Move.To.valid()) || e.Carry != nil && !e.Carry.Box.valid() {
+	if e.Move != nil && !(e.Move.From.valid() && e.Move.To.valid()) || e.Carry != nil && !e.Carry.Box.valid() || e.Forget != nil && !e.Forget.Box.valid() {
 		return errors.New("a mailbox without a name")
 	}
 	for i := range e.Queue {

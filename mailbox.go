@@ -106,6 +106,9 @@ func (st *store) apply(e *entry) (done applied, err error) {
 	if e.Move != nil {
 		st.move(*e.Move)
 	}
+	if e.Forget != nil {
+		st.forget(*e.Forget)
+	}
 	st.applySchedule(e)
 	st.applySpawn(e)
 	return done, nil
@@ -113,7 +116,7 @@ func (st *store) apply(e *entry) (done applied, err error) {
 
 // check finds whatever would keep an entry from being applied whole.
 func (st *store) check(e *entry) error {
-	if err := cmp.Or(st.checkSchedule(e), st.checkSpawn(e)); err != nil {
+	if err := cmp.Or(st.checkSchedule(e), st.checkSpawn(e), st.checkForget(e)); err != nil {
 		return err
 	}
 	if e.Close != nil {
@@ -143,7 +146,7 @@ func (st *store) check(e *entry) error {
 		return mailboxFull(e.Store[0].To[0])
 	}
 	for i := range e.Queue {
-		if st.onTheWay(e.Queue[i].To) >= mailboxLimit {
+		if !e.Queue[i].isNotice() && st.onTheWay(e.Queue[i].To) >= mailboxLimit {
 			return refuse("refused", "%d messages to %q wait for a server there, the most that may: nothing was stored", mailboxLimit, e.Queue[i].To.Root)
 		}
 	}
@@ -323,15 +326,14 @@ func (st *store) move(m move) {
 	st.moveSchedules(m)
 }
 
-// sweep forgets what has been kept for long enough. What somebody waits for is not forgotten: an open thread whose home is
-// here, and what could not be handed over. They lapse, which he is told.
+// sweep forgets what has been kept for long enough. What somebody is to be told of lapses instead: lapse.go.
 func (st *store) sweep(now int64) {
 	if now-st.swept < time.Minute.Milliseconds() {
 		return
 	}
 	st.swept = now
 	for box, letters := range st.boxes {
-		st.setBox(box, slices.DeleteFunc(letters, func(l *letter) bool { return expired(l.At, now) }))
+		st.setBox(box, slices.DeleteFunc(letters, func(l *letter) bool { return expired(l.At, now) && !l.lapses() }))
 	}
 	maps.DeleteFunc(st.keys, func(_ string, at int64) bool { return expired(at, now) })
 	maps.DeleteFunc(st.threads, func(_ string, t *thread) bool {
@@ -368,28 +370,6 @@ func (st *store) sweepCarried() {
 	maps.DeleteFunc(st.carried, func(_ int64, c *carriage) bool {
 		return !slices.ContainsFunc(c.Refs, func(ref string) bool { return there[ref] })
 	})
-}
-
-// lapsed lists the open threads of this checkout, and what is on its way from here, that are too old; next is the time of
-// the oldest one that is not.
-func (st *store) lapsed(now int64) (threads []thread, out []outgoing, next int64) {
-	late := func(at int64) bool {
-		if !expired(at, now) && (next == 0 || at < next) {
-			next = at
-		}
-		return expired(at, now)
-	}
-	for _, t := range st.threads {
-		if t.Closed == 0 && t.Home == (place{}) && late(t.At) {
-			threads = append(threads, *t)
-		}
-	}
-	for _, o := range st.out {
-		if late(o.Entry.At) {
-			out = append(out, *o)
-		}
-	}
-	return threads, out, next
 }
 
 // entries gives what makes the same state out of nothing, for a journal that is written anew.

@@ -85,13 +85,10 @@ func (s *server) openMesh(bridged bool) {
 			m.kept[box] = held.Identity
 		}
 	}
-	waits := len(m.state.out) > 0 || len(m.state.threads) > 0
 	scheduled := len(m.state.schedules) > 0
 	m.journal = &journal{root: s.checkout.root, path: path, lease: s.lease, log: s.log, apply: m.applyAll, state: m.everything}
 	m.journal.start(r.found)
-	if waits {
-		s.tendSoon()
-	}
+	s.tendSoon()
 	if scheduled {
 		s.runSoon()
 	}

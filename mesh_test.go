@@ -375,7 +375,7 @@ func TestStoreRewrites(t *testing.T) {
 			now += r.Int64N(600_000)
 			box, other := names[r.IntN(3)], names[r.IntN(3)]
 			e := &entry{At: now}
-			switch r.IntN(9) {
+			switch r.IntN(10) {
 			case 0, 1, 2:
 				refs = append(refs, randomHex(6))
 				e.Store = []letter{{Ref: refs[len(refs)-1], ID: "notif-" + randomHex(4), Kind: "notify", From: address{Box: other}, To: []boardName{box}, Text: "x", At: now}}
@@ -407,6 +407,10 @@ func TestStoreRewrites(t *testing.T) {
 			case 8:
 				e.Key = randomHex(16)
 				e.Name = &nameRecord{Box: box, Seen: now}
+			case 9:
+				if _, _, mail, _ := st.lapsed(now + keepTime.Milliseconds()/2); len(mail) > 0 {
+					e.Forget = &forgetting{Box: mail[0].to, Refs: []string{mail[0].letters[0].Ref}}
+				}
 			}
 			st.apply(e)
 		}
@@ -457,14 +461,14 @@ func shape(st *store) string {
 	return strings.Join(lines, "\n") + order
 }
 
-// A text of 24 hours is forgotten; an ask of 24 hours lapses, and its asker is told.
+// A text that was not read in 24 hours is forgotten, an ask lapses, and whoever sent them is told.
 func TestMeshLapses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := quietServer()
 		s.lease = nil
 		a, _ := speak(s, "a")
 		b, _ := speak(s, "b")
-		send(t, s, a, "b", "one")
+		sent := send(t, s, a, "b", "one")
 		asked, err := s.askPeer(a, askInput{Peer: "b", Query: "two"})
 		must(t, err)
 		time.Sleep(keepTime - time.Second)
@@ -475,7 +479,11 @@ func TestMeshLapses(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		s.lapse()
 		wantTexts(t, read(t, s, b))
-		wantTexts(t, read(t, s, a), fmt.Sprintf("your ask #%s to @b has lapsed: nobody answered within 24h0m0s: \"two\"", asked.ID))
+		wantTexts(t, read(t, s, a), fmt.Sprintf("your ask #%s to @b has lapsed: nobody answered within 24h0m0s: \"two\"", asked.ID),
+			fmt.Sprintf("not read by @b within 24h0m0s, and gone: notify #%s \"one\"", sent.ID))
+		if s.lapse(); len(s.mesh.state.boxes) != 0 {
+			t.Errorf("%+v", s.mesh.state.boxes)
+		}
 		if _, err := s.ackAsk(b, ackInput{ID: asked.ID, Message: "late"}); err == nil || !strings.Contains(err.Error(), "closed already; the message was not delivered") {
 			t.Error(err)
 		}
