@@ -402,31 +402,6 @@ func (b *board) peers() []peer {
 	return list
 }
 
-// carry gives what a server that hands its own client on must not lose of it.
-func (b *board) carry(id peerID) carried {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	m := b.findLocked(id)
-	if m == nil {
-		return carried{}
-	}
-	var c carried
-	if m.carried != nil {
-		c = *m.carried
-	}
-	c.Name, c.Circle, c.Role, c.Description = m.name, m.circle, m.role, m.described
-	c.Spawn, c.Spoken = m.spawn, !m.silent && m.spawn != ""
-	order := make([]int, len(m.claims))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(i, j int) int { return cmp.Compare(m.made[i], m.made[j]) })
-	for _, i := range order {
-		c.Claims = append(c.Claims, m.claims[i])
-	}
-	return c
-}
-
 // displayName is the name by which others address the peer, "" when there is no such peer.
 func (b *board) displayName(id peerID) string {
 	b.mu.Lock()

@@ -31,16 +31,15 @@ func (s *server) serveCapability(w http.ResponseWriter, r *http.Request, c *capa
 		return
 	}
 	ctx := r.Context()
-	if c.token {
-		trusted, ok := s.checkToken(w, r)
-		if ok && !trusted {
-			s.unauthorized(w, r, "this needs Authorization: Bearer with the token of this server's lease file")
-		}
-		if !trusted {
-			return
-		}
+	switch trusted, ok := s.checkToken(w, r); {
+	case !ok:
+		return
+	case trusted:
 		ctx = asHuman(ctx)
 		s.confirmedBy(nil, r)
+	case c.token:
+		s.unauthorized(w, r, "this needs Authorization: Bearer with the token of this server's lease file")
+		return
 	}
 	args, ok := s.readArguments(w, r, c)
 	if !ok || !s.startWork(w, r) {

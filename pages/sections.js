@@ -46,7 +46,6 @@ export const sections = [
       title: `${s.from_peer} to ${s.to_peer}`,
       tags: [s.kind, s.cron ? 'recurring' : ''],
       facts: [s.schedule_id, since(s.fire_at, 'due for ') ?? s.fire_at, s.cron ? `cron ${s.cron}` : ''],
-      text: s.text,
     })),
   },
 ];
