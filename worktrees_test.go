@@ -233,7 +233,7 @@ b" >&2; exit 1`: "fatal: a b",
 	} {
 		t.Run(script, func(t *testing.T) {
 			fakeGit(t, script)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), gatherPatience)
 			defer cancel()
 			l := c.enumerate(ctx)
 			if len(l.checkouts) != 1 || l.checkouts[0].root != root || !strings.Contains(l.reason, want) || strings.Contains(l.reason, "\n") || len(l.reason) > 2*gitWordsLimit {
