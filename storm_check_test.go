@@ -104,18 +104,21 @@ func holdsLease(url, root string) bool {
 func (s *storm) checkCalm() {
 	for _, c := range s.peers {
 		for deadline := time.Now().Add(patience); ; {
-			n := 0
+			n, why := 0, ""
 			c.s.await(c.current(), c.tool("majordomus_peers", `{}`, func(a *stormAnswer) {
 				c.checkPeers(a)
 				var out peersOutput
 				json.Unmarshal(a.Result.StructuredContent, &out)
-				n = out.Count
+				n, why = out.Count, out.Reason
+				for _, b := range out.Boards {
+					why = joined(why, b.Worktree+" "+b.Standing+" "+b.Reason)
+				}
 			}))
 			if n == len(s.peers) {
 				break
 			}
 			if time.Now().After(deadline) {
-				s.t.Errorf("%s sees %d peers, and there are %d", c.name, n, len(s.peers))
+				s.t.Errorf("%s sees %d peers, and there are %d: %s", c.name, n, len(s.peers), why)
 				break
 			}
 			<-time.After(50 * time.Millisecond)
