@@ -98,6 +98,7 @@ func TestSpawnGrowth(t *testing.T) {
 
 // What tmux writes into the log after the end of a process is told of, if it is not much later.
 func TestSpawnLateLog(t *testing.T) {
+	allowCommands(t, "exit 0")
 	s := meshServer(t, spawnCheckout(t), io.Discard)
 	a, _ := speak(s, "a")
 	p := spawned{ID: "spawn-00000000", Box: boardName{"default", "x"}, By: boardName{"default", "a"}, Began: millis(), PID: 1 << 30, Window: "@1", Log: filepath.Join(t.TempDir(), "x.log")}
@@ -116,6 +117,13 @@ func TestSpawnLateLog(t *testing.T) {
 		t.Error("it waits for ever")
 	}
 	wantTexts(t, read(t, s, a), "@x, which you spawned, has ended without attaching; it has written nothing")
+
+	// Nobody is refused a place that such a one still has.
+	for i := range spawnLimit {
+		p.ID = fmt.Sprintf("spawn-%08x", i)
+		s.mesh.commit(&entry{Spawn: &p}, synced)
+	}
+	must2(t)(s.spawnPeer(a, spawnInput{Path: ".", Command: "exit 0", Circle: "default"}))
 }
 
 // No more than the limit are alive.

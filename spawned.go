@@ -150,11 +150,12 @@ func (m *mesh) spawnOf(id string) (spawned, bool) {
 
 // enlist gives the new peer a name and puts it into the account, with its first message.
 func (s *server) enlist(ctx context.Context, p *spawned, circle string, message letter) error {
-	for _, old := range s.mesh.spawnedList() { // those that ended without anybody noticing
+	list := s.mesh.spawnedList()
+	for _, old := range list { // those that ended without anybody noticing
 		switch {
 		case old.alive():
 		case old.pending():
-			s.lookAfter(&old, old.Window != "")
+			s.lookAfter(&old, old.Window != "" && len(list) < spawnLimit) // its place is needed more than its last word
 		default:
 			s.mesh.spawnEnded(old.ID)
 		}
