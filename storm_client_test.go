@@ -49,6 +49,7 @@ type stormRun struct {
 	log     string
 	session string        // by which its peer is known from all others
 	over    chan struct{} // closed when it has ended and all that it wrote has been read
+	named   bool          // it has its client's name, and so its mail; guarded by c.known
 
 	mu      sync.Mutex
 	open    map[string]*stormCall
@@ -179,7 +180,7 @@ func (c *stormClient) begin() {
 		named, answer := false, ""
 		c.s.await(r, c.tool("whoami", `{}`, func(a *stormAnswer) {
 			answer = a.Line
-			named = strings.Contains(a.text(), "\t"+c.name+"\t")
+			named = r.named
 		}))
 		if named {
 			return
@@ -291,7 +292,12 @@ func (r *stormRun) answered(line string) {
 func (r *stormRun) finish(call *stormCall, a *stormAnswer) {
 	r.c.known.Lock()
 	defer r.c.known.Unlock()
+	// A name that is not free yet makes it another peer, which gets broadcasts of its own.
+	r.named = r.named || strings.Contains(a.text(), "\t"+r.c.name+"\t")
 	for _, block := range a.Result.Content {
+		if !r.named {
+			break
+		}
 		for _, asked := range r.c.s.receive(r.c.name, block.Text) {
 			if !slices.Contains(r.c.asks, asked) {
 				r.c.asks = append(r.c.asks, asked)
