@@ -214,7 +214,7 @@ func newMember(a attachment) *boardEntry {
 		role:      cleanRole(a.Carried.Role),
 		described: oneCell(cleanText(a.Carried.Description, descriptionLimit)), describedAt: now,
 	}
-	if spawnID.MatchString(a.Carried.Spawn) && !a.Unverified {
+	if isID(a.Carried.Spawn, "spawn") && !a.Unverified {
 		m.spawn, m.silent = a.Carried.Spawn, !a.Carried.Spoken
 	}
 	if a.Carried.Initialize != nil || a.Carried.Version != "" || a.Carried.Episode != nil {

@@ -161,10 +161,9 @@ func (p *spawned) session() string {
 	return "majordomus-" + regexp.MustCompile(`[^a-zA-Z0-9_-]`).ReplaceAllString(p.Box.circle, "_")
 }
 
-var shellName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-
 // windowScript sets exactly this environment, but for what belongs to the window, and becomes the command.
 func windowScript(script string, p *spawned, env []string, known string) string {
+	shellName := regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	var b strings.Builder
 	fmt.Fprintf(&b, "rm -f -- %s\n", shellQuote(script))
 	others := slices.Concat(ofTerminal, ofShell)

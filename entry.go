@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -141,10 +140,18 @@ type entry struct {
 	Kept bool `json:"kept,omitempty"` // from a journal written anew: it was accepted before, whatever the limits
 }
 
-var (
-	messageID = regexp.MustCompile(`^(ask|notif|sched)-[0-9a-f]{8}$`)
-	keyForm   = regexp.MustCompile(`^[0-9a-f]{32}$`)
-)
+// isID reports whether an id is one of ours, of one of these kinds: notif-0a1b2c3d.
+func isID(id string, kinds ...string) bool {
+	kind, digits, _ := strings.Cut(id, "-")
+	return slices.Contains(kinds, kind) && isHex(digits, 8)
+}
+
+func isMessageID(id string) bool { return isID(id, "ask", "notif", "sched") }
+
+// isHex reports whether s is so many lower-case hex digits.
+func isHex(s string, digits int) bool {
+	return len(s) == digits && strings.Trim(s, "0123456789abcdef") == ""
+}
 
 // readEntry reads a line of a journal, or what another server delivers. What this program would not have written is
 // an error, so that nothing in a mailbox can look like more than one message.
@@ -157,7 +164,7 @@ func readEntry(line []byte) (*entry, error) {
 }
 
 func (e *entry) valid() error {
-	if e.At < 0 || e.Key != "" && !keyForm.MatchString(e.Key) {
+	if e.At < 0 || e.Key != "" && !isHex(e.Key, 32) {
 		return fmt.Errorf("bad time %d or key %.40q", e.At, e.Key)
 	}
 	for i := range e.Store {
@@ -210,7 +217,7 @@ func (n boardName) valid() bool { return n.circle != "" && n.name != "" }
 
 func (l *letter) valid() error {
 	switch {
-	case l.Ref == "" || !messageID.MatchString(l.ID) || l.Follows != "" && !messageID.MatchString(l.Follows):
+	case l.Ref == "" || !isMessageID(l.ID) || l.Follows != "" && !isMessageID(l.Follows):
 		return fmt.Errorf("bad id %.40q", l.ID)
 	case !slices.Contains([]string{"ask", "ack", "notify", "broadcast"}, l.Kind):
 		return fmt.Errorf("bad kind %.40q", l.Kind)
@@ -223,7 +230,7 @@ func (l *letter) valid() error {
 }
 
 func (t *thread) valid() error {
-	if !messageID.MatchString(t.ID) || !t.From.Box.valid() || !t.To.Box.valid() || t.Text != cleanMessage(t.Text) {
+	if !isMessageID(t.ID) || !t.From.Box.valid() || !t.To.Box.valid() || t.Text != cleanMessage(t.Text) {
 		return fmt.Errorf("bad thread %.40q", t.ID)
 	}
 	return nil

@@ -15,7 +15,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/subtle"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -343,10 +342,7 @@ func (s *server) serveAttach(w http.ResponseWriter, r *http.Request, m message) 
 	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(attachResult{n.id, n.peer, s.board.displayName(n.peer), held})))
 }
 
-func validIdentity(id string) bool {
-	b, err := hex.DecodeString(id)
-	return err == nil && len(b) == 16 && id == strings.ToLower(id)
-}
+func validIdentity(id string) bool { return isHex(id, 32) }
 
 // watchResult is why a watch has been answered: the server is ending, or the
 // client has lost its episode and is to watch on.

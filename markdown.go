@@ -12,6 +12,7 @@ import (
 	"html"
 	"regexp"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -102,7 +103,9 @@ func frontMatter(lines []string) int {
 	return 0
 }
 
-var definition = regexp.MustCompile(`^ {0,3}\[([^\[\]^][^\[\]]*)\]:[ \t]+(?:<([^<>]*)>|([^<\s]\S*))(?:[ \t]+(?:"[^"]*"|'[^']*'|\([^)]*\)))?[ \t]*$`)
+var definition = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^ {0,3}\[([^\[\]^][^\[\]]*)\]:[ \t]+(?:<([^<>]*)>|([^<\s]\S*))(?:[ \t]+(?:"[^"]*"|'[^']*'|\([^)]*\)))?[ \t]*$`)
+})
 
 // define collects the addresses that links refer to by label. The first of a name counts.
 func (m *markdown) define(lines []string) {
@@ -111,7 +114,7 @@ func (m *markdown) define(lines []string) {
 		if fence, inside = fenced(fence, line); inside || len(line) > labelLimit+addressLimit {
 			continue
 		}
-		if d := definition.FindStringSubmatch(line); d != nil {
+		if d := definition().FindStringSubmatch(line); d != nil {
 			if label := foldLabel(d[1]); m.refs[label] == "" {
 				m.refs[label] = d[2] + d[3]
 			}
@@ -149,7 +152,7 @@ func (m *markdown) blocks(lines []string, depth int, tight bool) {
 			i += m.list(lines[i:], depth)
 		case i+1 < len(lines) && tableBegins(line, lines[i+1]):
 			i += m.table(lines[i:])
-		case len(line) <= labelLimit+addressLimit && definition.MatchString(line):
+		case len(line) <= labelLimit+addressLimit && definition().MatchString(line):
 			i++
 		default:
 			i += m.paragraph(lines[i:], depth, tight)

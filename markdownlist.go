@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // marker is what a list item begins with.
@@ -124,10 +125,12 @@ func taskItem(item []string) []string {
 	return item
 }
 
-var delimiterRow = regexp.MustCompile(`^ {0,3}\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$`)
+var delimiterRow = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^ {0,3}\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$`)
+})
 
 func tableBegins(line, next string) bool {
-	return strings.Contains(line, "|") && len(next) < 10_000 && delimiterRow.MatchString(next) &&
+	return strings.Contains(line, "|") && len(next) < 10_000 && delimiterRow().MatchString(next) &&
 		strings.Contains(next, "|") && len(cells(line)) == len(cells(next))
 }
 

@@ -45,7 +45,7 @@ type firing struct {
 func (sc *schedule) valid() error {
 	_, err := parseCron(sc.Cron)
 	switch {
-	case !strings.HasPrefix(sc.ID, "sched-") || !messageID.MatchString(sc.ID) || sc.Kind != "notify" && sc.Kind != "ask":
+	case !isID(sc.ID, "sched") || sc.Kind != "notify" && sc.Kind != "ask":
 		return fmt.Errorf("bad schedule %.40q of kind %.40q", sc.ID, sc.Kind)
 	case sc.Cron != "" && err != nil:
 		return err

@@ -31,8 +31,6 @@ var testHookSpawnPatience time.Duration
 
 var errNoSpawn = errors.New("there is no such process")
 
-var spawnID = regexp.MustCompile(`^spawn-[0-9a-f]{8}$`)
-
 // spawned is a process that this server, or one before it, has started.
 type spawned struct {
 	ID       string    `json:"id"`
@@ -59,7 +57,7 @@ func (p *spawned) pending() bool { return !p.Attached && !p.Lapsed && !p.Outside
 func (p *spawned) here() bool { return p.At == place{} && !p.Outside }
 
 func (p *spawned) valid() error {
-	if !spawnID.MatchString(p.ID) || !p.Box.valid() || !p.By.valid() || p.PID < 0 || p.PID == 1 {
+	if !isID(p.ID, "spawn") || !p.Box.valid() || !p.By.valid() || p.PID < 0 || p.PID == 1 {
 		return fmt.Errorf("bad record of spawn %.40q with pid %d", p.ID, p.PID)
 	}
 	return nil
@@ -383,6 +381,7 @@ func lastLine(path string) string {
 		f.Seek(-4096, io.SeekEnd)
 	}
 	text, _ := io.ReadAll(io.LimitReader(f, 4096))
+	terminalCodes := regexp.MustCompile("\x1b(\\[[0-9;?]*[a-zA-Z]|\\][^\x07\x1b]*(\x07|\x1b\\\\)|[()][A-Z0-9]|.)")
 	lines := strings.FieldsFunc(terminalCodes.ReplaceAllString(string(text), ""), func(r rune) bool { return r == '\n' || r == '\r' })
 	for _, l := range slices.Backward(lines) {
 		if l = cleanText(l, 300); l != "" {
@@ -391,5 +390,3 @@ func lastLine(path string) string {
 	}
 	return ""
 }
-
-var terminalCodes = regexp.MustCompile("\x1b(\\[[0-9;?]*[a-zA-Z]|\\][^\x07\x1b]*(\x07|\x1b\\\\)|[()][A-Z0-9]|.)")
