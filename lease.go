@@ -387,7 +387,7 @@ func (l *lease) publishFile(url string) error {
 }
 
 // check says whether the lease is still ours: nil or errLeaseLost. It costs one lstat. A file that is merely gone is put back
-// before it returns; what else was in the directory is not (the journal looks after itself). When the checkout is gone too,
+// before it returns; what else was in the directory is not (journal.look). When the checkout is gone too,
 // or another directory stands in its place, nothing is put back and the answer is nil: there is nobody to lose to yet.
 func (l *lease) check() error {
 	l.mu.Lock()

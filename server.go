@@ -360,7 +360,7 @@ func (s *server) lookAtLease(done <-chan struct{}) {
 		if changed == nil {
 			again = lookTime
 		}
-		s.holds() // what happened before it was watched
+		s.putBack() // what happened before it was watched
 		t := time.NewTimer(again)
 		over := s.lookUntil(done, t.C, changed)
 		t.Stop()
@@ -391,7 +391,14 @@ func (s *server) lookUntil(done <-chan struct{}, again <-chan time.Time, changed
 		if !watched {
 			return false
 		}
-		s.holds()
+		s.putBack()
+	}
+}
+
+// putBack puts right what somebody deleted: the lease, and the journal beside it.
+func (s *server) putBack() {
+	if s.holds() {
+		s.mesh.journal.look()
 	}
 }
 

@@ -170,6 +170,7 @@ func (s *storm) endAll() {
 	if !s.t.Failed() {
 		return
 	}
+	s.t.Logf("the latest faults:\n%s", strings.Join(s.history[max(0, len(s.history)-40):], "\n"))
 	logs, _ := os.ReadDir(strings.TrimSuffix(s.clock, "clock"))
 	for _, log := range logs {
 		if text, _ := os.ReadFile(strings.TrimSuffix(s.clock, "clock") + log.Name()); strings.HasSuffix(log.Name(), ".log") {

@@ -357,7 +357,7 @@ func (r *stormRun) leave() {
 
 // drain reads until everything that was acknowledged has arrived everywhere, or nothing has come for long.
 func (c *stormClient) drain() {
-	for deadline := time.Now().Add(4 * patience); ; {
+	for deadline := time.Now().Add(2 * patience); ; {
 		switch {
 		case !c.there():
 			c.begin()

@@ -3,8 +3,12 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -21,6 +25,7 @@ func (s *storm) blow() {
 		f := next()
 		<-time.After(f.after)
 		if s.strike(f, &undone) {
+			s.history = append(s.history, fmt.Sprintf("%s %s in w%d, peer%d, %d, %v", time.Now().Format("15:04:05.000"), f.kind, f.worktree, f.client, f.n, f.lasts))
 			s.count(f.kind)
 		} else {
 			s.count("nobody there for " + f.kind)
@@ -64,14 +69,142 @@ func (s *storm) strike(f fault, undone *sync.WaitGroup) bool {
 		// Mostly on, sometimes back; never by so little that a message would not be late.
 		s.now = s.now.Add(time.Duration(f.n%400-60) * time.Second)
 		s.setClock(s.now)
+	case "lock directory":
+		return s.forAWhile(f, undone, func(dir string) error { return lockDir(dir, true) }, func(dir string) { lockDir(dir, false) })
+	case "fill disk":
+		if !s.plan.tmpfs[at] {
+			return false
+		}
+		return s.forAWhile(f, undone, fillDisk, func(dir string) { os.Remove(filepath.Join(dir, "filler")) })
+	case "delete directory":
+		return s.deleteDir(at)
 	default:
-		return s.spoil(f, undone)
+		return s.damage(f)
 	}
 	return true
 }
 
-// spoil does something to files.
-func (s *storm) spoil(f fault, undone *sync.WaitGroup) bool {
+// forAWhile makes a directory one that cannot be written. Who is alone because of it stays so where no time can mend it,
+// and comes back as its client would: by being started again.
+func (s *storm) forAWhile(f fault, undone *sync.WaitGroup, spoil func(dir string) error, mend func(dir string)) bool {
+	dir := filepath.Dir(s.path(leasePath(s.dirs[f.worktree])))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.spoiled[f.worktree] || spoil(dir) != nil {
+		return false
+	}
+	s.spoiled[f.worktree] = true
+	undone.Go(func() {
+		<-time.After(f.lasts)
+		mend(dir)
+		s.mu.Lock()
+		s.spoiled[f.worktree] = false
+		s.mu.Unlock()
+		for _, c := range s.peers {
+			if r := c.current(); r != nil && c.worktree == f.worktree && r.alone() {
+				s.count("alone for a while")
+				r.leave()
+			}
+		}
+	})
+	return true
+}
+
+// lockDir makes a directory unwritable, for root too where the file system knows how.
+func lockDir(dir string, lock bool) error {
+	mode, flag := os.FileMode(0o700), "-i"
+	if lock {
+		mode, flag = 0o500, "+i"
+	}
+	if os.Getuid() == 0 {
+		return exec.Command("chattr", flag, dir).Run()
+	}
+	return os.Chmod(dir, mode)
+}
+
+func fillDisk(dir string) error {
+	f, err := os.Create(filepath.Join(dir, "filler"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	for err == nil {
+		_, err = f.Write(make([]byte, 1<<16))
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	return nil
+}
+
+// deleteDir deletes everything of ours in a checkout. What its server had acknowledged is in its memory alone then, so
+// nobody else strikes until it has put that back.
+func (s *storm) deleteDir(worktree int) bool {
+	server := s.serverOf(worktree)
+	s.mu.Lock()
+	spoiled := s.spoiled[worktree]
+	s.mu.Unlock()
+	if server == nil || spoiled || !server.safe() {
+		return false
+	}
+	lease := s.path(leasePath(s.dirs[worktree]))
+	journal := filepath.Join(filepath.Dir(lease), journalName)
+	doc := readLease(lease).doc
+	if doc.URL == nil {
+		return false // it may be reading what is to be deleted
+	}
+	before := doc.Token
+	entries, _ := os.ReadDir(filepath.Dir(lease)) // the directory itself may be a mount
+	for _, e := range entries {
+		os.Remove(filepath.Join(filepath.Dir(lease), e.Name()))
+	}
+	os.RemoveAll(s.path(filepath.Join(s.dirs[worktree], ".ai", "local")))
+	for deadline := time.Now().Add(patience); ; <-time.After(10 * time.Millisecond) {
+		r := readLease(lease)
+		if _, err := os.Stat(journal); err == nil && r.doc.Token == before {
+			return true
+		}
+		switch {
+		case r.held && r.doc.Token != before:
+			s.excuse(worktree)
+			return true
+		case time.Now().After(deadline):
+			s.t.Errorf("the server of %s has not put back what was deleted", s.dirs[worktree])
+			return true
+		}
+	}
+}
+
+// safe says that nothing ends or stops this process.
+func (r *stormRun) safe() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !r.doomed && !r.left && !r.stopped && !r.ended
+}
+
+// excuse gives up what waited in a checkout: a server that was just starting has not seen what was deleted.
+func (s *storm) excuse(worktree int) {
+	s.book.Lock()
+	defer s.book.Unlock()
+	for _, m := range s.sent {
+		if m.outcome == "acked" && m.arrived == 0 {
+			m.outcome = "unknown"
+		}
+	}
+	s.t.Logf("the server of %s changed while its directory was deleted: what waited is given up", s.dirs[worktree])
+}
+
+var lastRole = regexp.MustCompile(`serving this client alone|serving this checkout at|bridging this client`)
+
+// alone says whether a process serves its client alone, by its own words.
+func (r *stormRun) alone() bool {
+	log, _ := os.ReadFile(r.log)
+	roles := lastRole.FindAllString(string(log), -1)
+	return len(roles) > 0 && roles[len(roles)-1] == "serving this client alone"
+}
+
+// damage does something to a lease.
+func (s *storm) damage(f fault) bool {
 	path := s.path(leasePath(s.dirs[f.worktree]))
 	old, err := os.ReadFile(path)
 	switch f.kind {
@@ -153,10 +286,21 @@ func (s *storm) clockNow() time.Time {
 }
 
 // inMounts runs f where the storm's mounts are seen.
-func (s *storm) inMounts(f func()) { f() }
+func (s *storm) inMounts(f func()) {
+	if s.mounts == nil {
+		f()
+	} else {
+		s.mounts(f)
+	}
+}
 
 // path is how this process sees a file of the storm's.
-func (s *storm) path(p string) string { return p }
+func (s *storm) path(p string) string {
+	if s.mounts == nil {
+		return p
+	}
+	return s.mountsAt(p)
+}
 
 // figures say what happened.
 func (s *storm) figures() string {

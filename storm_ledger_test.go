@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // ledger is what was written, and what has arrived.
@@ -29,6 +30,7 @@ type stormMessage struct {
 	from, to string
 	number   int    // in the order of the sender's to this recipient; -1: in none
 	outcome  string // "" until it is known; acked, refused, unknown
+	settled  time.Time
 	arrived  int
 }
 
@@ -50,7 +52,7 @@ func (l *ledger) settle(text, outcome, answer string) {
 	l.book.Lock()
 	defer l.book.Unlock()
 	m := l.sent[text]
-	m.outcome = outcome
+	m.outcome, m.settled = outcome, time.Now()
 	switch outcome {
 	case "acked":
 		l.acked++
@@ -155,10 +157,14 @@ func (l *ledger) missing() (list []string) {
 	return list
 }
 
-func (l *ledger) checkLedger() {
+// checkLedger complains of what is missing, with the traces that it has left.
+func (l *ledger) checkLedger(traces func(text string) []string) {
 	if list := l.missing(); list != nil {
 		slices.Sort(list)
 		l.t.Errorf("%d messages were acknowledged and have not arrived: %q", len(list), list[:min(len(list), 20)])
+		for _, text := range list[:min(len(list), 5)] {
+			l.t.Logf("%q was acknowledged at %v; the journals: %q", text, l.sent[text].settled.Format(time.StampMilli), traces(text))
+		}
 	}
 	if l.acked == 0 {
 		l.t.Error("nothing was acknowledged")

@@ -46,12 +46,3 @@ func mountTmpfs(dir, options string) error {
 	}
 	return nil
 }
-
-// remount makes a mount read-only, or writable again.
-func remount(dir string, readOnly bool) error {
-	flags := uintptr(syscall.MS_REMOUNT)
-	if readOnly {
-		flags |= syscall.MS_RDONLY
-	}
-	return syscall.Mount("none", dir, "tmpfs", flags, "")
-}

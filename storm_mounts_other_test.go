@@ -9,5 +9,3 @@ func ownMounts() (run func(func()), path func(string) string, err error) {
 }
 
 func mountTmpfs(dir, options string) error { return errors.ErrUnsupported }
-
-func remount(dir string, readOnly bool) error { return errors.ErrUnsupported }

@@ -27,6 +27,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -178,7 +179,7 @@ func everything() stormProfile {
 		faults: []weighted{
 			{"kill", 6}, {"kill server", 8}, {"kill some", 2}, {"term", 2}, {"term server", 4}, {"leave", 4}, {"leave server", 3},
 			{"stop", 3}, {"stop server", 5}, {"delete lease", 3}, {"corrupt lease", 2}, {"replace lease", 2},
-			{"clock", 8},
+			{"clock", 8}, {"lock directory", 2}, {"fill disk", 3}, {"delete directory", 3},
 		},
 		timings: [][]string{
 			nil,
@@ -210,7 +211,11 @@ type storm struct {
 	peers []*stormClient
 	ids   atomic.Int64
 	ledger
-	now time.Time // in clock; the faults' own
+	now      time.Time // in clock; the faults' own
+	history  []string  // the faults, when they happened; likewise
+	spoiled  []bool    // worktrees whose directory cannot be written now
+	mounts   func(func())
+	mountsAt func(string) string
 
 	mu    sync.Mutex
 	runs  []*stormRun       // that have not ended
@@ -234,6 +239,9 @@ func runStorm(t *testing.T, profile stormProfile) {
 	}
 	s.ledger = ledger{t: t, known: map[string]bool{}, sent: map[string]*stormMessage{}, order: map[[2]string]int{}}
 	s.setClock(s.now)
+	if s.mounts, s.mountsAt, err = ownMounts(); err != nil {
+		t.Logf("no disk is filled: mounts of one's own are not allowed here (%v); run it as root on Linux", err)
+	}
 	s.makeWorktrees(root)
 	t.Cleanup(func() {
 		s.endAll()
@@ -258,7 +266,17 @@ func runStorm(t *testing.T, profile stormProfile) {
 	close(s.stop)
 	s.setClock(s.now.Add(time.Hour)) // all that is to come later is due
 	all.Wait()
-	s.checkLedger()
+	s.checkLedger(func(text string) (traces []string) {
+		for _, dir := range s.dirs {
+			journal, _ := os.ReadFile(journalPath(s.path(dir)))
+			for line := range strings.Lines(string(journal)) {
+				if strings.Contains(line, text) {
+					traces = append(traces, dir+": "+line)
+				}
+			}
+		}
+		return traces
+	})
 	s.checkCalm()
 	close(calm)
 	watching.Wait()
@@ -282,7 +300,13 @@ func (s *storm) makeWorktrees(root string) {
 		} else {
 			git(s.dirs[0], "worktree", "add", "-q", "-b", fmt.Sprint("b", i), dir)
 		}
-		s.dirs = append(s.dirs, dir)
+		s.dirs, s.spoiled = append(s.dirs, dir), append(s.spoiled, false)
+		if s.plan.tmpfs[i] = s.plan.tmpfs[i] && s.mounts != nil; s.plan.tmpfs[i] {
+			state, err := stateDir(dir)
+			must(s.t, err)
+			s.inMounts(func() { err = mountTmpfs(state, "size=16m,mode=0700") })
+			must(s.t, err)
+		}
 	}
 }
 
