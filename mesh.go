@@ -73,6 +73,13 @@ func (s *server) readOwnJournal(path string) report {
 	return readJournal(path, s.mesh.state)
 }
 
+// texts is how many bytes of messages wait in this checkout.
+func (m *mesh) texts() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.size
+}
+
 // openMesh reads what the servers before this one left, and begins to write. The lease is in place.
 // bridged says that this process was a bridge before: then other bridges may still be on their way back to their names.
 // After a start from scratch nobody is, and whoever comes under a name gets it and what waits for it at once.
