@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -24,8 +25,8 @@ import (
 	"time"
 )
 
-// httpServer is the HTTP server around the routes. There is no write deadline:
-// calls that wait have none, and the others end by themselves.
+// httpServer is the HTTP server around the routes. Its write deadline would end calls that wait; deadlineConn has one for
+// each write.
 func (s *server) httpServer() *http.Server {
 	deadline := s.set.timing.read
 	return &http.Server{
@@ -175,7 +176,7 @@ func (s *server) local(authority string) bool {
 // route has to think about them.
 func plainPath(p string) bool {
 	clean := path.Clean(p)
-	return (p == clean || p == clean+"/") && !strings.ContainsAny(p, "\x00\\")
+	return (p == clean || p == clean+"/" && clean != "/") && !strings.ContainsAny(p, "\x00\\")
 }
 
 // wantsPage reports whether a browser asks for a page, rather than a program
@@ -321,7 +322,42 @@ func (l *deadlineListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &deadlineConn{Conn: c, s: l.s}, nil
+	dc := &deadlineConn{Conn: c, s: l.s}
+	l.s.strangers.enter(dc)
+	return dc, nil
+}
+
+// maxStrangers bounds the connections that have not shown the token. A bridge shows it with its first message, so when
+// somebody holds very many open, those go and no bridge is kept out.
+const maxStrangers = 4096
+
+// strangers are these connections, the oldest first.
+type strangers struct {
+	mu    sync.Mutex
+	conns list.List
+}
+
+func (s *strangers) enter(c *deadlineConn) {
+	s.mu.Lock()
+	c.place = s.conns.PushBack(c)
+	var oldest *deadlineConn
+	if s.conns.Len() > maxStrangers {
+		oldest = s.conns.Front().Value.(*deadlineConn)
+	}
+	s.mu.Unlock()
+	if oldest != nil {
+		oldest.Close()
+	}
+}
+
+// leave forgets a connection that is closed, or no stranger's any more.
+func (s *strangers) leave(c *deadlineConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.place != nil {
+		s.conns.Remove(c.place)
+		c.place = nil
+	}
 }
 
 // deadlineConn counts the connections that the read deadline cut off, and
@@ -330,6 +366,7 @@ func (l *deadlineListener) Accept() (net.Conn, error) {
 type deadlineConn struct {
 	net.Conn
 	s        *server
+	place    *list.Element // among the strangers, under their mutex; nil when it is none
 	mu       sync.Mutex
 	recent   []byte      // what came since the head before, at most maxRecent
 	aborting atomic.Bool // net/http is breaking off its own read
@@ -338,6 +375,7 @@ type deadlineConn struct {
 	ended    atomic.Bool  // the other side sends nothing more
 	reset    atomic.Bool  // the other side has not read all that was written
 	shut     atomic.Bool  // nothing more is written
+	armed    atomic.Int64 // when the write deadline was moved last
 	read     atomic.Int64 // when something came last
 	early    atomic.Int64 // when something came while a request was being answered; 0: nothing did
 	head     atomic.Int64 // when the head of the present request came; nanoseconds since the server started
@@ -350,6 +388,29 @@ func (c *deadlineConn) noteHead() {
 	if early := c.early.Swap(0); early != 0 {
 		c.head.Store(early)
 	}
+}
+
+// Write gives up on who does not read what he asked for: he would hold the answer, and his place among those that are
+// worked on, for ever. The deadline is moved seldom, since that costs a call as much as the rest of a write does. It notes
+// an answer that comes too late: whoever has closed its side before it got one does not wait for it.
+func (c *deadlineConn) Write(b []byte) (int, error) {
+	if c.ended.Load() {
+		c.reset.Store(true)
+	}
+	now, deadline := time.Since(c.s.started), c.s.set.timing.read
+	if armed := time.Duration(c.armed.Load()); armed == 0 || now-armed > deadline/4 {
+		c.Conn.SetWriteDeadline(time.Now().Add(deadline))
+		c.armed.Store(int64(now))
+	}
+	return c.Conn.Write(b)
+}
+
+// SetWriteDeadline keeps the deadline that Write has set, which net/http takes away after each request.
+func (c *deadlineConn) SetWriteDeadline(t time.Time) error {
+	if t.IsZero() {
+		return nil
+	}
+	return c.Conn.SetWriteDeadline(t)
 }
 
 func (c *deadlineConn) Read(b []byte) (int, error) {
@@ -374,14 +435,6 @@ func (c *deadlineConn) Read(b []byte) (int, error) {
 		c.cut.Store(true)
 	}
 	return n, err
-}
-
-// Write notes an answer that comes too late: whoever has closed its side before it got one does not wait for it.
-func (c *deadlineConn) Write(b []byte) (int, error) {
-	if c.ended.Load() {
-		c.reset.Store(true)
-	}
-	return c.Conn.Write(b)
 }
 
 // lost reports whether what was written last may not have been read: the other side has broken the connection off.
@@ -438,6 +491,7 @@ func (c *deadlineConn) Close() error {
 		c.reset.Store(true)
 	}
 	c.closed.Store(true)
+	c.s.strangers.leave(c)
 	c.s.mesh.connectionEnded(c)
 	return c.Conn.Close()
 }
