@@ -106,7 +106,8 @@ func (m *mesh) confirm(how durability, numbers ...int64) {
 		switch p := m.parcels[n]; {
 		case p == nil:
 		case slices.Contains(known, n):
-			delete(m.parcels, n) // its letters are held until they are gone
+			delete(m.parcels, n)                 // its letters are held until they are gone
+			m.wakeLocked(m.state.carried[n].Box) // for what had to stay behind it
 		default:
 			m.releaseLocked(p, true)
 		}
