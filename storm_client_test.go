@@ -196,6 +196,7 @@ func (c *stormClient) begin() {
 			return
 		}
 		c.s.count("second starts")
+		<-time.After(100 * time.Millisecond)
 	}
 }
 
