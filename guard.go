@@ -24,8 +24,8 @@ import (
 	"time"
 )
 
-// httpServer is the HTTP server around the routes. There is no write deadline:
-// calls that wait have none, and the others end by themselves.
+// httpServer is the HTTP server around the routes. It has no write deadline,
+// which would run from the request on: a call may wait. See deadlineConn.Write.
 func (s *server) httpServer() *http.Server {
 	deadline := s.set.timing.read
 	return &http.Server{
@@ -273,19 +273,19 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool)
 	return body, true
 }
 
-// startWork counts a request against maxWorking; false means that it was
-// refused. Every true needs one stopWork.
-func (s *server) startWork(w http.ResponseWriter, r *http.Request) bool {
-	if s.working.Add(1) > maxWorking {
-		s.working.Add(-1)
+// startWork counts a request against maxWorking, among the messages of bridges
+// or among all others: whoever opens many connections and reads no answers must
+// not keep our own from being answered. False means that it was refused; every
+// true needs one Add(-1).
+func (s *server) startWork(w http.ResponseWriter, r *http.Request, among *atomic.Int64) bool {
+	if among.Add(1) > maxWorking {
+		among.Add(-1)
 		s.refusedBusy.Add(1)
 		s.failure(w, r, 503, "busy", fmt.Sprintf("%d requests are being worked on, which is the limit: try again", maxWorking))
 		return false
 	}
 	return true
 }
-
-func (s *server) stopWork() { s.working.Add(-1) }
 
 func (s *server) logPanic(v any) {
 	s.log.Error(fmt.Sprintf("panic: %v: %q", v, debug.Stack()))
@@ -345,6 +345,16 @@ func (c *deadlineConn) Read(b []byte) (int, error) {
 	c.recent = append(c.recent, b[:min(n, max(0, maxRecent-len(c.recent)))]...)
 	c.mu.Unlock()
 	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) && !c.aborting.Load() {
+		c.cut.Store(true)
+	}
+	return n, err
+}
+
+// Write gives up on who does not read what is written.
+func (c *deadlineConn) Write(b []byte) (int, error) {
+	c.SetWriteDeadline(time.Now().Add(c.s.set.timing.read))
+	n, err := c.Conn.Write(b)
+	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
 		c.cut.Store(true)
 	}
 	return n, err

@@ -244,9 +244,9 @@ func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]
 			ending = nil // attend says how the waits of the own client end
 		}
 	}
-	if x := exchangeOf(ctx); x != nil && x.counted {
-		s.stopWork()
-		defer s.working.Add(1)
+	if x := exchangeOf(ctx); x != nil && x.counted != nil {
+		x.counted.Add(-1)
+		defer x.counted.Add(1)
 	}
 	reader := make(chan struct{}, 1)
 	register := func(from, to boardName) {

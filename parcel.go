@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,7 +25,7 @@ type parcel struct {
 
 // exchange is one request being answered, as far as what becomes of the answer matters.
 type exchange struct {
-	counted bool // it is one of maxWorking
+	counted *atomic.Int64 // it is one of maxWorking there; nil: nowhere
 	parcels []int64
 }
 

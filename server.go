@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// maxSessions bounds the sessions over HTTP (50-surfaces.md §1).
+	// maxSessions bounds the sessions over HTTP, those of bridges apart.
 	maxSessions = 1024
 	// endingTime is how long answers may take once the server is ending: a
 	// client kills five seconds after it has asked (STYLE.md §6).
@@ -52,6 +52,7 @@ type server struct {
 
 	running     atomic.Int64 // exchanges being answered, watches not among them
 	working     atomic.Int64 // of these, the ones that count against maxWorking
+	bridging    atomic.Int64 // likewise, the messages of bridges
 	refusedBusy atomic.Int64
 	unused      sync.Map     // connections without a request so far, as keys
 	cutOff      atomic.Int64 // connections closed by the read deadline

@@ -146,9 +146,10 @@ func (s *server) admit(n *session) error {
 	if s.closed {
 		return errLeaseLost
 	}
-	if len(s.sessions) >= maxSessions {
+	// Bridges are counted apart: no stranger's sessions keep our own out.
+	if len(s.sessions) >= maxSessions && s.countLocked(n.attached) >= maxSessions {
 		s.refusedBusy.Add(1)
-		return refuse("busy", "this server has %d sessions, which is its limit: end one, or wait until an idle one expires", maxSessions)
+		return refuse("busy", "this server has %d such sessions, which is its limit: end one, or wait until an idle one expires", maxSessions)
 	}
 	s.sessions[n.id] = n
 	n.lastUsed = time.Now()
@@ -159,6 +160,17 @@ func (s *server) admit(n *session) error {
 		time.AfterFunc(2*s.set.timing.probe, func() { s.dismissUnwatched(n) })
 	}
 	return nil
+}
+
+// countLocked counts the sessions of bridges, or all others.
+func (s *server) countLocked(attached bool) int {
+	n := 0
+	for _, other := range s.sessions {
+		if other.attached == attached {
+			n++
+		}
+	}
+	return n
 }
 
 // dismissUnwatched ends a bridge's session that never got its watch: the
