@@ -221,7 +221,7 @@ func (s *server) serveDeliver(w http.ResponseWriter, r *http.Request, m message)
 		err = errLeaseLost // the same key counts once, here or at the next server
 	}
 	if err != nil {
-		s.refused(w, r, err)
+		s.refused(w, r, s.notStored(err))
 		return
 	}
 	result := deliverResult{Full: done.full}

@@ -323,10 +323,10 @@ func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "/docs/#documents", http.StatusFound)
 		return
 	}
-	if !s.startWork(w, r) {
+	if !s.startWork(w, r, &s.working) {
 		return
 	}
-	defer s.stopWork()
+	defer s.working.Add(-1)
 	if !s.docs.wait(r.Context()) {
 		s.pageFailure(w, r, 503, "busy", "The documents of this repository are still being listed: try again")
 		return

@@ -291,19 +291,19 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool)
 	return body, true
 }
 
-// startWork counts a request against maxWorking; false means that it was
-// refused. Every true needs one stopWork.
-func (s *server) startWork(w http.ResponseWriter, r *http.Request) bool {
-	if s.working.Add(1) > maxWorking {
-		s.working.Add(-1)
+// startWork counts a request against maxWorking, among the messages of bridges
+// or among all others: whoever opens many connections and reads no answers must
+// not keep our own from being answered. False means that it was refused; every
+// true needs one Add(-1).
+func (s *server) startWork(w http.ResponseWriter, r *http.Request, among *atomic.Int64) bool {
+	if among.Add(1) > maxWorking {
+		among.Add(-1)
 		s.refusedBusy.Add(1)
 		s.failure(w, r, 503, "busy", fmt.Sprintf("%d requests are being worked on, which is the limit: try again", maxWorking))
 		return false
 	}
 	return true
 }
-
-func (s *server) stopWork() { s.working.Add(-1) }
 
 func (s *server) logPanic(v any) {
 	s.log.Error(fmt.Sprintf("panic: %v: %q", v, debug.Stack()))
@@ -402,7 +402,11 @@ func (c *deadlineConn) Write(b []byte) (int, error) {
 		c.Conn.SetWriteDeadline(time.Now().Add(deadline))
 		c.armed.Store(int64(now))
 	}
-	return c.Conn.Write(b)
+	n, err := c.Conn.Write(b)
+	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+		c.cut.Store(true)
+	}
+	return n, err
 }
 
 // SetWriteDeadline keeps the deadline that Write has set, which net/http takes away after each request.

@@ -124,14 +124,17 @@ func (s *server) serveBridge(w http.ResponseWriter, r *http.Request, n *session,
 		return
 	}
 	ping := bytes.Contains(body, []byte(`"ping"`)) // at worst one that need not be
-	if !ping && !s.startWork(w, r) {
-		return
-	}
 	f := readFrame(body)
-	x := &exchange{counted: !ping}
+	x := &exchange{}
+	if !ping {
+		if !s.startWork(w, r, &s.bridging) {
+			return
+		}
+		x.counted = &s.bridging
+	}
 	answer, err := s.answerSafely(withExchange(s.callContext(w, r, message{method: f.method, params: f.params}), x), n, body)
 	if !ping {
-		s.stopWork()
+		s.bridging.Add(-1)
 	}
 	s.writeCarrying(w, r, n, x, func() bool { return s.writeAnswer(w, r, answer, err) })
 }
@@ -217,9 +220,9 @@ func (s *server) serveClient(w http.ResponseWriter, r *http.Request, n *session,
 	case m.method == "ping":
 		answer, err := s.answer(r.Context(), n, m)
 		s.writeAnswer(w, r, answer, err)
-	case s.startWork(w, r):
-		defer s.stopWork()
-		x := &exchange{counted: true}
+	case s.startWork(w, r, &s.working):
+		defer s.working.Add(-1)
+		x := &exchange{counted: &s.working}
 		s.writeCarrying(w, r, n, x, func() bool {
 			answer, err := s.answer(withExchange(s.callContext(w, r, m), x), n, m)
 			return s.writeAnswer(w, r, answer, err)
@@ -240,8 +243,8 @@ func (s *server) serveBatch(w http.ResponseWriter, r *http.Request, n *session, 
 		s.sessionNotFound(w, r)
 		return
 	}
-	if s.startWork(w, r) {
-		defer s.stopWork()
+	if s.startWork(w, r, &s.working) {
+		defer s.working.Add(-1)
 		x := &exchange{}
 		s.writeCarrying(w, r, n, x, func() bool {
 			return s.writeAnswer(w, r, s.answerBatch(withExchange(r.Context(), x), n, body), nil)

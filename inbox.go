@@ -131,13 +131,21 @@ func (l *letter) mail() mail {
 // size is what a letter counts towards readLimit.
 func (l *letter) size() int { return utf8.RuneCountInString(l.Text) + 80 }
 
-// waitingLocked lists what one answer can carry of a mailbox, and how many letters stay behind.
+// waitingLocked lists what one answer can carry of a mailbox, and how many letters stay behind. Two answers at once do not
+// keep their order, so of a sender with a letter in an answer that may be on its way nothing else is given.
 func (m *mesh) waitingLocked(box boardName) (list []*letter, more int) {
-	now, room := millis(), readLimit
+	now, room, full := millis(), readLimit, false
+	var onTheWay []address
 	for _, l := range m.state.boxes[box] {
+		if m.parcels[l.held] != nil { // not one that has arrived and is only still listed
+			onTheWay = append(onTheWay, l.From)
+		}
 		switch size := l.size(); {
 		case l.held != 0 || expired(l.At, now):
-		case more > 0 || len(list) > 0 && size > room:
+		case slices.Contains(onTheWay, l.From):
+			more++
+		case full || len(list) > 0 && size > room:
+			full = true
 			more++
 		default:
 			room -= size
@@ -236,9 +244,9 @@ func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]
 			ending = nil // attend says how the waits of the own client end
 		}
 	}
-	if x := exchangeOf(ctx); x != nil && x.counted {
-		s.stopWork()
-		defer s.working.Add(1)
+	if x := exchangeOf(ctx); x != nil && x.counted != nil {
+		x.counted.Add(-1)
+		defer x.counted.Add(1)
 	}
 	reader := make(chan struct{}, 1)
 	register := func(from, to boardName) {

@@ -26,6 +26,8 @@ func TestJournalFails(t *testing.T) {
 	a, _ := speak(s, "a")
 	b, _ := speak(s, "b")
 	send(t, s, a, "b", "before")
+	asked, err := s.askPeer(b, askInput{Peer: "a", Query: "well?"})
+	must(t, err)
 	var failing bool
 	testHookJournal = func() error {
 		if failing {
@@ -42,11 +44,14 @@ func TestJournalFails(t *testing.T) {
 	if _, err := s.askPeer(a, askInput{Peer: "b", Query: "refused"}); err == nil {
 		t.Error("an ask that was not stored was accepted")
 	}
+	if _, err := s.ackAsk(a, ackInput{ID: asked.ID, Message: "refused"}); asRefusal(err).code != "internal" || !strings.Contains(err.Error(), "nothing was sent") {
+		t.Error(err)
+	}
 	wantTexts(t, read(t, s, b), "before")
 	s.mesh.journal.drain()
 	failing = false
 	send(t, s, a, "b", "after")
-	if out, _ := s.inbox(withExchange(a, &exchange{}), inboxInput{}); len(out.Asks) != 0 {
+	if out, _ := s.inbox(withExchange(a, &exchange{}), inboxInput{}); len(out.Asks) != 1 || out.Asks[0].ID != asked.ID {
 		t.Errorf("%+v", out)
 	}
 	if n := strings.Count(log.String(), "level=WARN"); n != 1 {

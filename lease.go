@@ -307,6 +307,8 @@ type lease struct {
 	file *os.File    // holds the flock; nil once released
 	info os.FileInfo // of file, whose inode cannot be another's as long as file is open
 	lost error       // set once, then the name is never touched again
+
+	altered bool // somebody has written into file, as far as was looked
 }
 
 // newLease makes a tenure of its own out of the elector's lease. The error is that of place.
@@ -386,20 +388,38 @@ func (l *lease) publishFile(url string) error {
 	})
 }
 
-// check says whether the lease is still ours: nil or errLeaseLost. It costs one lstat. A file that is merely gone is put back
-// before it returns; what else was in the directory is not (journal.look). When the checkout is gone too,
+// check says whether the lease is still ours: nil or errLeaseLost. It costs one lstat. A file that is merely gone, or was
+// written into, is put back before it returns; what else was in the directory is not (journal.look). When the checkout is gone too,
 // or another directory stands in its place, nothing is put back and the answer is nil: there is nobody to lose to yet.
 func (l *lease) check() error {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	ours, err := l.oursLocked()
-	if ours || err != nil {
-		return err
+	altered := ours && l.altered
+	if !ours && err == nil {
+		err = l.relinkLocked()
 	}
-	if err := l.relinkLocked(); !errors.Is(err, errGone) {
-		return err
+	l.mu.Unlock()
+	if altered {
+		l.restore()
 	}
-	return nil
+	if errors.Is(err, errGone) {
+		return nil
+	}
+	return err
+}
+
+// restore puts a new file in place of our own into which somebody has written: whoever comes would take it for a dead
+// one's, and the other checkouts find no server. Where that cannot be done now, the lease is ours all the same.
+func (l *lease) restore() {
+	dir := filepath.Dir(l.path)
+	underNameLock(context.Background(), dir, func() error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if ours, _ := l.oursLocked(); !ours || !l.altered {
+			return nil
+		}
+		return l.placeLocked(dir, l.doc, os.Rename)
+	})
 }
 
 // oursLocked looks where the name leads: true to our file, false to nothing we can see, an error to another's.
@@ -413,6 +433,7 @@ func (l *lease) oursLocked() (bool, error) {
 	case err != nil:
 		return false, nil
 	case os.SameFile(now, l.info):
+		l.altered = now.Size() != l.info.Size() || !now.ModTime().Equal(l.info.ModTime())
 		return true, nil
 	}
 	return false, l.loseLocked("another file has taken its place")

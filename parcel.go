@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -24,7 +25,7 @@ type parcel struct {
 
 // exchange is one request being answered, as far as what becomes of the answer matters.
 type exchange struct {
-	counted bool // it is one of maxWorking
+	counted *atomic.Int64 // it is one of maxWorking there; nil: nowhere
 	parcels []int64
 }
 
@@ -106,7 +107,8 @@ func (m *mesh) confirm(how durability, numbers ...int64) {
 		switch p := m.parcels[n]; {
 		case p == nil:
 		case slices.Contains(known, n):
-			delete(m.parcels, n) // its letters are held until they are gone
+			delete(m.parcels, n)                 // its letters are held until they are gone
+			m.wakeLocked(m.state.carried[n].Box) // for what had to stay behind it
 		default:
 			m.releaseLocked(p, true)
 		}

@@ -14,10 +14,10 @@ import (
 
 // serveDocs lists the capabilities by area, and the documents of the repository.
 func (s *server) serveDocs(w http.ResponseWriter, r *http.Request) {
-	if !s.startWork(w, r) {
+	if !s.startWork(w, r, &s.working) {
 		return
 	}
-	defer s.stopWork()
+	defer s.working.Add(-1)
 	p := page{title: "Documentation", section: "/docs/"}
 	p.add(`<h1>Documentation</h1>`)
 	p.add(`<p class="lead">Everything this server can do, each in one place: as a tool for agents and as a route for everybody else.</p>`)

@@ -42,15 +42,15 @@ func (s *server) serveCapability(w http.ResponseWriter, r *http.Request, c *capa
 		return
 	}
 	args, ok := s.readArguments(w, r, c)
-	if !ok || !s.startWork(w, r) {
+	if !ok || !s.startWork(w, r, &s.working) {
 		return
 	}
-	defer s.stopWork()
+	defer s.working.Add(-1)
 	if c.mayWait {
 		http.NewResponseController(w).SetReadDeadline(time.Time{})
 	}
 	s.mesh.settled()
-	x := &exchange{counted: true}
+	x := &exchange{counted: &s.working}
 	s.writeCarrying(w, r, nil, x, func() bool {
 		out, err := s.invoke(withExchange(ctx, x), c, args)
 		switch {

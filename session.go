@@ -149,7 +149,7 @@ func (s *server) admit(n *session) error {
 	old := s.sessions[n.id] // when two requests of one worker come at once
 	if old == nil && s.count[n.trusted] >= maxSessions {
 		s.refusedBusy.Add(1)
-		return refuse("busy", "this server has %d sessions, which is its limit: end one, or wait until an idle one expires", maxSessions)
+		return refuse("busy", "this server has %d such sessions, which is its limit: end one, or wait until an idle one expires", maxSessions)
 	}
 	if old != nil {
 		s.count[old.trusted]--

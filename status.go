@@ -71,7 +71,7 @@ type serverView struct {
 
 type connectionCounts struct {
 	Sessions         int   `json:"sessions" doc:"sessions attached over HTTP" min:"0"`
-	ClosedByDeadline int64 `json:"closed_by_deadline" doc:"connections closed because nothing came within the read deadline" min:"0"`
+	ClosedByDeadline int64 `json:"closed_by_deadline" doc:"connections closed because nothing came, or was read, within the read deadline" min:"0"`
 	RefusedBusy      int64 `json:"refused_busy" doc:"requests refused because too many were at work" min:"0"`
 }
 

@@ -197,6 +197,7 @@ func (c *stormClient) begin() {
 			return
 		}
 		c.s.count("second starts")
+		<-time.After(100 * time.Millisecond)
 	}
 }
 

@@ -5,6 +5,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 	"syscall"
 	"time"
 )
+
+const stormDisk = 16 << 20 // bytes of a disk that can be filled
 
 // blow has everything go wrong that the plan says, and puts right again what it can.
 func (s *storm) blow() {
@@ -87,19 +90,32 @@ func (s *storm) strike(f fault, undone *sync.WaitGroup) bool {
 // forAWhile makes a directory one that cannot be written. Who is alone because of it stays so where no time can mend it,
 // and comes back as its client would: by being started again.
 func (s *storm) forAWhile(f fault, undone *sync.WaitGroup, spoil func(dir string) error, mend func(dir string)) bool {
-	dir := filepath.Dir(s.path(leasePath(s.dirs[f.worktree])))
+	dir := filepath.Dir(leasePath(s.dirs[f.worktree]))
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.spoiled[f.worktree] || spoil(dir) != nil {
+	spoiled := s.spoiled[f.worktree]
+	s.spoiled[f.worktree] = true
+	s.mu.Unlock()
+	if spoiled {
 		return false
 	}
-	s.spoiled[f.worktree] = true
-	undone.Go(func() {
-		<-time.After(f.lasts)
-		mend(dir)
+	whole := func() {
 		s.mu.Lock()
 		s.spoiled[f.worktree] = false
 		s.mu.Unlock()
+	}
+	s.unwell[f.worktree].Store(math.MaxInt64)
+	var err error
+	s.inMounts(func() { err = spoil(dir) })
+	if err != nil {
+		s.unwell[f.worktree].Store(0)
+		whole()
+		return false
+	}
+	undone.Go(func() {
+		<-time.After(f.lasts)
+		s.inMounts(func() { mend(dir) })
+		s.unwell[f.worktree].Store(time.Now().Add(10 * time.Second).UnixNano())
+		whole()
 		for _, c := range s.peers {
 			if r := c.current(); r != nil && c.worktree == f.worktree && r.alone() {
 				s.count("alone for a while")
@@ -108,6 +124,16 @@ func (s *storm) forAWhile(f fault, undone *sync.WaitGroup, spoil func(dir string
 		}
 	})
 	return true
+}
+
+// cannotWrite says that the server of a client may not be able to write.
+func (s *storm) cannotWrite(name string) bool {
+	for _, c := range s.peers {
+		if c.name == name {
+			return time.Now().UnixNano() < s.unwell[c.worktree].Load()
+		}
+	}
+	return false
 }
 
 // lockDir makes a directory unwritable, for root too where the file system knows how.
@@ -122,17 +148,21 @@ func lockDir(dir string, lock bool) error {
 	return os.Chmod(dir, mode)
 }
 
+// fillDisk fills what is no larger than a disk of the storm's own.
 func fillDisk(dir string) error {
 	f, err := os.Create(filepath.Join(dir, "filler"))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	for err == nil {
-		_, err = f.Write(make([]byte, 1<<16))
+	for range 2 * stormDisk >> 16 {
+		if _, err = f.Write(make([]byte, 1<<16)); err != nil {
+			break
+		}
 	}
 	if !errors.Is(err, syscall.ENOSPC) {
-		return err
+		os.Remove(f.Name())
+		return fmt.Errorf("this is another disk: %v", err)
 	}
 	return nil
 }
@@ -154,11 +184,14 @@ func (s *storm) deleteDir(worktree int) bool {
 		return false // it may be reading what is to be deleted
 	}
 	before := doc.Token
-	entries, _ := os.ReadDir(filepath.Dir(lease)) // the directory itself may be a mount
-	for _, e := range entries {
-		os.Remove(filepath.Join(filepath.Dir(lease), e.Name()))
-	}
-	os.RemoveAll(s.path(filepath.Join(s.dirs[worktree], ".ai", "local")))
+	s.inMounts(func() { // there a mount is not taken away with its directory
+		dir := filepath.Dir(leasePath(s.dirs[worktree]))
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			os.Remove(filepath.Join(dir, e.Name()))
+		}
+		os.RemoveAll(filepath.Join(s.dirs[worktree], ".ai", "local"))
+	})
 	for deadline := time.Now().Add(patience); ; <-time.After(10 * time.Millisecond) {
 		r := readLease(lease)
 		if _, err := os.Stat(journal); err == nil && r.doc.Token == before {

@@ -36,7 +36,7 @@ func ownMounts() (run func(func()), path func(string) string, err error) {
 		work <- func() { defer close(done); f() }
 		<-done
 	}
-	return run, func(p string) string { return fmt.Sprintf("/proc/self/task/%d/root%s", tid, p) }, nil
+	return run, func(p string) string { return fmt.Sprintf("/proc/%d/task/%d/root%s", syscall.Getpid(), tid, p) }, nil
 }
 
 func mountTmpfs(dir, options string) error {

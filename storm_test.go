@@ -211,9 +211,10 @@ type storm struct {
 	peers []*stormClient
 	ids   atomic.Int64
 	ledger
-	now      time.Time // in clock; the faults' own
-	history  []string  // the faults, when they happened; likewise
-	spoiled  []bool    // worktrees whose directory cannot be written now
+	now      time.Time      // in clock; the faults' own
+	history  []string       // the faults, when they happened; likewise
+	spoiled  []bool         // worktrees whose directory cannot be written now
+	unwell   []atomic.Int64 // until when they cannot, or may be behind with it
 	mounts   func(func())
 	mountsAt func(string) string
 
@@ -237,7 +238,8 @@ func runStorm(t *testing.T, profile stormProfile) {
 		t: t, plan: plan, mark: fmt.Sprintf("STORM=%d-%d", os.Getpid(), seed), stop: make(chan struct{}), clock: filepath.Join(root, "clock"),
 		urls: map[string]string{}, done: map[string]int{}, now: time.Date(2026, 3, 1, 10, 0, 0, 0, time.UTC),
 	}
-	s.ledger = ledger{t: t, known: map[string]bool{}, sent: map[string]*stormMessage{}, order: map[[2]string]int{}}
+	s.ledger = ledger{t: t, lenient: s.cannotWrite, known: map[string]bool{}, sent: map[string]*stormMessage{}, order: map[[2]string]int{}}
+	s.unwell = make([]atomic.Int64, len(plan.each))
 	s.setClock(s.now)
 	if s.mounts, s.mountsAt, err = ownMounts(); err != nil {
 		t.Logf("no disk is filled: mounts of one's own are not allowed here (%v); run it as root on Linux", err)
@@ -304,7 +306,7 @@ func (s *storm) makeWorktrees(root string) {
 		if s.plan.tmpfs[i] = s.plan.tmpfs[i] && s.mounts != nil; s.plan.tmpfs[i] {
 			state, err := stateDir(dir)
 			must(s.t, err)
-			s.inMounts(func() { err = mountTmpfs(state, "size=16m,mode=0700") })
+			s.inMounts(func() { err = mountTmpfs(state, fmt.Sprintf("size=%d,mode=0700", stormDisk)) })
 			must(s.t, err)
 		}
 	}

@@ -252,6 +252,9 @@ func (s *server) ackAsk(ctx context.Context, in ackInput) (saidOutput, error) {
 	e := &entry{}
 	out := s.closeThread(e, a, t, side, l)
 	done, err := s.mesh.commit(e, synced)
+	if err != nil && !errors.Is(err, errThreadClosed) {
+		return saidOutput{}, s.notStored(err)
+	}
 	h := handed{err: err}
 	if err == nil && out != nil {
 		h = s.handOver(ctx, out.To, out.Entry.Key)

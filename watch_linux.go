@@ -16,7 +16,7 @@ func watchLease(root string) (changed <-chan struct{}, closed func()) {
 	}
 	f := os.NewFile(uintptr(fd), "inotify")
 	const self = syscall.IN_DELETE_SELF | syscall.IN_MOVE_SELF | syscall.IN_ONLYDIR
-	const names = syscall.IN_CREATE | syscall.IN_DELETE | syscall.IN_MOVED_FROM | syscall.IN_MOVED_TO
+	const names = syscall.IN_CREATE | syscall.IN_DELETE | syscall.IN_MOVED_FROM | syscall.IN_MOVED_TO | syscall.IN_CLOSE_WRITE
 	dir := filepath.Dir(leasePath(root))
 	for mask := uint32(self | names); ; mask = self {
 		if _, err := syscall.InotifyAddWatch(fd, dir, mask); err != nil {
