@@ -203,7 +203,7 @@ func (c *check) verdict() error {
 func (f *field) set(v reflect.Value, value json.RawMessage) (got string) {
 	switch f.kind() {
 	case reflect.String:
-		s, ok := text(value)
+		s, ok := stringOf(value)
 		if !ok || f.enum != nil && !slices.Contains(f.enum, s) {
 			return show(value)
 		}
@@ -233,7 +233,7 @@ func (f *field) setList(v reflect.Value, value json.RawMessage) (got string) {
 	}
 	list := reflect.MakeSlice(f.typ, len(elements), len(elements))
 	for i, e := range elements {
-		s, ok := text(e)
+		s, ok := stringOf(e)
 		if !ok { // null too: decoding into []string would make it ""
 			return fmt.Sprintf("an array with %s at [%d]", show(e), i)
 		}
@@ -241,11 +241,6 @@ func (f *field) setList(v reflect.Value, value json.RawMessage) (got string) {
 	}
 	v.Set(list)
 	return ""
-}
-
-// text decodes a JSON string; lone surrogates and bad bytes become U+FFFD, as everywhere.
-func text(value json.RawMessage) (s string, ok bool) {
-	return s, value[0] == '"' && json.Unmarshal(value, &s) == nil
 }
 
 // integer takes 3.0 and 3e2 as well: to JSON Schema they are integers, and some clients know no others. Beyond 2^53 a
@@ -294,7 +289,7 @@ func show(value json.RawMessage) string {
 	case '[':
 		return "an array"
 	case '"':
-		s, _ := text(value)
+		s, _ := stringOf(value)
 		return "the string " + quote(s)
 	case 't', 'f', 'n':
 		return string(value)

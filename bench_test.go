@@ -57,14 +57,14 @@ func each(n int, call func()) func() time.Duration {
 	}
 }
 
-// programs are built as anybody would build them.
+// programs are built as README.md says.
 type programs struct{ ours, floor string }
 
 // buildPrograms comes before anything that changes HOME: the build cache is found by it.
 func buildPrograms(t testing.TB) programs {
 	t.Helper()
 	dir := t.TempDir()
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", dir+"/", ".", "./testdata/floor")
+	build := exec.Command("env", "CGO_ENABLED=0", "go", "build", "-buildvcs=false", "-o", dir+"/", ".", "./testdata/floor")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building: %v\n%s", err, out)
 	}
@@ -285,8 +285,9 @@ func BenchmarkColdStart(b *testing.B) {
 	}
 }
 
-// BenchmarkJournalStart is a first start where an earlier server has left so many messages that nobody has read, up to the
-// answer of the first tool. The floor is a start without any.
+// BenchmarkJournalStart is a first start where an earlier server has left so many messages that nobody has read: up to the
+// answer to initialize, and up to that of the first tool, before which they are written anew. The floor is a start
+// without any.
 func BenchmarkJournalStart(b *testing.B) {
 	p := buildPrograms(b)
 	for _, lines := range []int{1, 1000, 20_000} {
@@ -299,7 +300,7 @@ func BenchmarkJournalStart(b *testing.B) {
 			}}}))
 			journal.WriteByte('\n')
 		}
-		start := func(left []byte) func() time.Duration {
+		start := func(left []byte, tool bool) func() time.Duration {
 			return func() time.Duration {
 				dir := bareCheckout(b)
 				if _, err := stateDir(dir); err != nil {
@@ -308,15 +309,19 @@ func BenchmarkJournalStart(b *testing.B) {
 				must(b, os.WriteFile(journalPath(dir), left, 0o600))
 				start := time.Now()
 				c := p.serve(b, dir)
-				c.ask(sayWhoami)
+				if tool {
+					c.ask(sayWhoami)
+				}
 				took := time.Since(start)
 				c.end()
 				return took
 			}
 		}
-		b.Run(fmt.Sprintf("lines=%d", lines), func(b *testing.B) {
-			beside(b, start(nil), start(journal.Bytes()))
-		})
+		for _, tool := range []bool{false, true} {
+			b.Run(fmt.Sprintf("lines=%d/tool=%v", lines, tool), func(b *testing.B) {
+				beside(b, start(nil, tool), start(journal.Bytes(), tool))
+			})
+		}
 	}
 }
 

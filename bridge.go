@@ -213,7 +213,7 @@ func (b *bridge) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if code := r.code(); r.status != http.StatusOK || code != "" {
+	if code := r.code(); r.status != http.StatusOK {
 		return &attachRefusal{code, clip(r.message(), 200), code == "retired" || code == "busy" || code == "unauthorized"}
 	}
 	var result attachResult
@@ -427,22 +427,21 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 		b.p.client.write(tooLongAnswer())
 		return true
 	}
-	ctx, cancel := context.WithTimeout(ctx, messageTime+f.wait())
-	defer cancel()
+	until := time.Now().Add(messageTime + f.wait())
 	if f.runsCommand() {
 		var cut context.CancelCauseFunc
 		ctx, cut = context.WithCancelCause(ctx)
 		defer b.hurry(cut)()
 	}
 	for {
-		sent, r, err := b.send(ctx, c, f)
+		sent, r, err := b.send(ctx, c, f, until)
 		switch code := r.code(); {
 		case err != nil && errors.Is(context.Cause(ctx), errCancelled):
 			return true // it gets no answer
 		case err != nil && errors.Is(context.Cause(ctx), errInputEnded):
 			b.fail(f, "the repository's episode command is still running")
 			return true
-		case err != nil && errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		case err != nil && !time.Now().Before(until):
 			b.fail(f, fmt.Sprintf("no answer within %v", messageTime+f.wait()))
 			return true
 		case err != nil && sent && !f.repeatable():
@@ -460,7 +459,7 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 			return true
 		case r.status == http.StatusAccepted:
 			return true
-		case code == "busy" && b.pause(ctx, r):
+		case code == "busy" && b.pause(ctx, r, until):
 		case errors.Is(context.Cause(ctx), errCancelled): // during the pause
 			return true
 		case code == "retired":
@@ -474,8 +473,10 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 	}
 }
 
-// send posts the frame, on a connection that is good for it.
-func (b *bridge) send(ctx context.Context, c **conn, f frame) (sent bool, r reply, err error) {
+// send posts the frame, on a connection that is good for it. Its limit is the
+// connection's: a context for each message would cost a tenth of the bridge's
+// time.
+func (b *bridge) send(ctx context.Context, c **conn, f frame, until time.Time) (sent bool, r reply, err error) {
 	if *c == nil || !(*c).fresh(b.p.set.timing.read) {
 		fresh, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
@@ -486,6 +487,7 @@ func (b *bridge) send(ctx context.Context, c **conn, f frame) (sent bool, r repl
 		}
 		*c = fresh
 	}
+	(*c).nc.SetDeadline(until)
 	arrived, header := b.confirm()
 	r, err = (*c).exchange(ctx, "POST", "/mcp", b.headers+header, f.raw, maxAnswer)
 	if err == nil && (r.status == http.StatusOK || r.status == http.StatusAccepted) {
@@ -543,16 +545,16 @@ func (b *bridge) give(f frame, r reply) bool {
 }
 
 // pause waits as long as a busy server asks; false when there is no time left.
-func (b *bridge) pause(ctx context.Context, r reply) bool {
+func (b *bridge) pause(ctx context.Context, r reply, until time.Time) bool {
 	seconds, err := strconv.Atoi(r.header.Get("Retry-After"))
 	if err != nil || seconds < 0 {
 		seconds = 1
 	}
-	t := time.NewTimer(time.Duration(seconds) * time.Second)
+	t := time.NewTimer(min(time.Duration(seconds)*time.Second, time.Until(until)))
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return true
+		return time.Now().Before(until)
 	case <-ctx.Done():
 		return false
 	}

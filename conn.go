@@ -35,7 +35,11 @@ type reply struct {
 }
 
 // code is the word by which a refusal says what happened, at /mcp or elsewhere.
+// A success is not looked into: its body is the client's.
 func (r reply) code() string {
+	if r.status == http.StatusOK {
+		return ""
+	}
 	e := member(r.body, "error")
 	if code := stringMember(member(e, "data"), "code"); code != "" {
 		return code

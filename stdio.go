@@ -40,7 +40,7 @@ func readFrame(raw []byte) frame {
 		case "id":
 			f.id = value
 		case "method":
-			json.Unmarshal(value, &f.method)
+			f.method, _ = stringOf(value)
 		case "params":
 			f.params = value
 		}
