@@ -446,6 +446,15 @@ func (c *deadlineConn) lost() bool {
 	return c.reset.Load() || !c.shut.Load() && !c.closed.Load() && brokenOff(c.Conn)
 }
 
+// readOut reports whether what was written last has been read: the other side has closed the connection after that.
+func (c *deadlineConn) readOut() bool {
+	arrived, err := endArrived(c.Conn)
+	if err != nil {
+		c.reset.Store(true)
+	}
+	return arrived && !c.lost()
+}
+
 // linger lets a connection that is about to be closed come to its end at the other side first, to learn whether that has
 // read everything: of one that is closed here nothing is heard any more.
 func (c *deadlineConn) linger(ended, over <-chan struct{}) {

@@ -131,7 +131,7 @@ func (s *server) confirmedBy(n *session, r *http.Request) {
 	m.mu.Lock()
 	for number, p := range m.parcels {
 		// The answer has been read when this comes behind it on its connection, or when that has come to a good end.
-		if p.session == n && p.given != 0 && p.given < head && (p.conn == nil || p.conn == c) {
+		if p.session == n && p.given != 0 && p.given < head && (p.conn == nil || p.conn == c || p.conn.readOut()) {
 			known = append(known, number)
 		}
 	}
@@ -169,11 +169,15 @@ func (s *server) writeCarrying(w http.ResponseWriter, r *http.Request, n *sessio
 		m.release(true, x.parcels...)
 		return
 	}
-	given := time.Since(s.started)
 	conn, _ := r.Context().Value(connKey{}).(*deadlineConn)
+	m.handed(x, conn, bridge, time.Since(s.started))
 	if conn != nil && !bridge && (r.Close || w.Header().Get("Connection") == "close") {
 		conn.linger(r.Context().Done(), s.ending)
 	}
+}
+
+// handed notes that an answer was written.
+func (m *mesh) handed(x *exchange, conn *deadlineConn, bridge bool, now time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, number := range x.parcels {
@@ -185,7 +189,7 @@ func (s *server) writeCarrying(w http.ResponseWriter, r *http.Request, n *sessio
 		case bridge:
 			p.conn = conn
 		default:
-			p.conn, p.given = conn, given
+			p.conn, p.given = conn, now
 		}
 	}
 }

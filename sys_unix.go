@@ -92,6 +92,29 @@ func brokenOff(nc net.Conn) bool {
 	return broken
 }
 
+// endArrived reports whether the other side of a connection has closed its way, whoever else may be waiting for that. An
+// error says that it was broken off; it is said only once.
+func endArrived(nc net.Conn) (arrived bool, err error) {
+	sc, ok := nc.(syscall.Conn)
+	if !ok {
+		return false, nil
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return false, nil
+	}
+	raw.Control(func(fd uintptr) {
+		var n int
+		var b [1]byte
+		n, _, err = syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		arrived = n == 0 && err == nil
+	})
+	if err == syscall.EAGAIN || err == syscall.EINTR {
+		err = nil
+	}
+	return arrived, err
+}
+
 // ownGroup gives a command a process group of its own, so that killGroup ends its children too.
 func ownGroup(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }
 
