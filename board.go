@@ -372,6 +372,9 @@ func (b *board) write(id peerID, claim announcement) (before []string, done anno
 	if i >= 0 {
 		before = m.claims[i].Scope
 	}
+	if b.claimedLocked(m, claim) {
+		return nil, done, refuse("refused", "scope: the claims of this checkout have %d KiB, the most that they may: claim directories instead of files", claimsLimit>>10)
+	}
 	now := time.Now()
 	claim.At = stamp(now)
 	b.moves++
@@ -386,6 +389,23 @@ func (b *board) write(id peerID, claim announcement) (before []string, done anno
 		}
 	}
 	return before, done, nil
+}
+
+// claimedLocked says that there is no room for one more claim of a peer. Half of it is not for strangers.
+func (b *board) claimedLocked(m *boardEntry, claim announcement) bool {
+	size, strangers := claim.size(), claim.size()
+	for _, other := range b.members {
+		for i := range other.claims {
+			if other == m && other.claims[i].Name == claim.Name {
+				continue
+			}
+			n := other.claims[i].size()
+			if size += n; other.unverified {
+				strangers += n
+			}
+		}
+	}
+	return size > claimsLimit || m.unverified && strangers > claimsLimit/2
 }
 
 // peers lists the board in the order of attaching.

@@ -12,12 +12,15 @@ import (
 )
 
 const (
-	intentLimit  = 500    // characters
-	nameLimit    = 200    // bytes of a claim's name
-	scopeLimit   = 256    // paths of a claim
-	pathLimit    = 1024   // bytes of a path
-	claimLimit   = 64     // claims of a peer
-	overlapLimit = 10_000 // pairs of paths in one answer: all claiming "." would be quadratic
+	intentLimit = 500  // characters
+	nameLimit   = 200  // bytes of a claim's name
+	scopeLimit  = 256  // paths of a claim
+	pathLimit   = 1024 // bytes of a path
+	claimLimit  = 64   // claims of a peer
+
+	claimsLimit  = 512 << 10 // bytes of all claims of a board, with which it is still read by the other checkouts
+	overlapLimit = 10_000    // pairs of paths in one answer: all claiming "." would be quadratic
+	overlapText  = 256 << 10 // bytes of these paths
 )
 
 type overlap struct {
@@ -69,6 +72,15 @@ func checkClaim(in announceInput, root string) (announcement, error) {
 		}
 	}
 	return a, nil
+}
+
+// size is how many bytes a claim has.
+func (a *announcement) size() int {
+	n := len(a.Name) + len(a.Intent)
+	for _, p := range a.Scope {
+		n += len(p)
+	}
+	return n
 }
 
 func checkPath(root, p string) (string, error) {
@@ -169,11 +181,12 @@ type search struct {
 	ctx    context.Context
 	ground *ground
 	left   int // how many pairs may still be found
+	room   int // how many bytes they may have
 	near   []plot
 }
 
 func newSearch(ctx context.Context) *search {
-	return &search{ctx: ctx, ground: newGround(), left: overlapLimit}
+	return &search{ctx: ctx, ground: newGround(), left: overlapLimit, room: overlapText}
 }
 
 // meeting gives what meets the path, until the next call, and false when that is not all.
@@ -182,7 +195,11 @@ func (s *search) meeting(p string) ([]plot, bool) {
 		return nil, false
 	}
 	s.near = s.ground.meeting(p, s.near[:0])
-	n := min(len(s.near), s.left)
+	n := 0
+	for n < min(len(s.near), s.left) && s.room > 0 {
+		s.room -= len(p) + len(s.near[n].path)
+		n++
+	}
 	s.left -= n
 	return s.near[:n], n == len(s.near)
 }

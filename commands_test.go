@@ -344,6 +344,17 @@ func cmdSignal(ts *testscript.TestScript, neg bool, args []string) {
 	p := named(ts, args[0])
 	p.killed = p.killed || args[1] == "KILL"
 	ts.Check(p.cmd.Process.Signal(signalNames[args[1]]))
+	if args[1] == "STOP" { // a thread that has not had its turn since has not noticed
+		until(ts, func() string {
+			threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid)) // none where there is no /proc
+			for _, thread := range threads {
+				if text, _ := os.ReadFile(thread); strings.Contains(string(text), ") R ") || strings.Contains(string(text), ") S ") {
+					return args[0] + " runs on"
+				}
+			}
+			return ""
+		})
+	}
 }
 
 func cmdStatus(ts *testscript.TestScript, neg bool, args []string) {

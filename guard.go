@@ -24,8 +24,8 @@ import (
 	"time"
 )
 
-// httpServer is the HTTP server around the routes. There is no write deadline:
-// calls that wait have none, and the others end by themselves.
+// httpServer is the HTTP server around the routes. Its write deadline would end calls that wait; deadlineConn has one for
+// each write.
 func (s *server) httpServer() *http.Server {
 	deadline := s.set.timing.read
 	return &http.Server{
@@ -338,6 +338,7 @@ type deadlineConn struct {
 	ended    atomic.Bool  // the other side sends nothing more
 	reset    atomic.Bool  // the other side has not read all that was written
 	shut     atomic.Bool  // nothing more is written
+	armed    atomic.Int64 // when the write deadline was moved last
 	read     atomic.Int64 // when something came last
 	early    atomic.Int64 // when something came while a request was being answered; 0: nothing did
 	head     atomic.Int64 // when the head of the present request came; nanoseconds since the server started
@@ -350,6 +351,33 @@ func (c *deadlineConn) noteHead() {
 	if early := c.early.Swap(0); early != 0 {
 		c.head.Store(early)
 	}
+}
+
+// Write gives up on who does not read what he asked for: he would hold the answer, and his place among those that are
+// worked on, for ever. The deadline is moved seldom, since that costs a call as much as the rest of a write does.
+// It also notes an answer that comes too late: whoever has closed its side before it got one does not wait for it.
+func (c *deadlineConn) Write(b []byte) (int, error) {
+	if c.ended.Load() {
+		c.reset.Store(true)
+	}
+	now, deadline := time.Since(c.s.started), c.s.set.timing.read
+	if armed := time.Duration(c.armed.Load()); armed == 0 || now-armed > deadline/4 {
+		c.Conn.SetWriteDeadline(time.Now().Add(deadline))
+		c.armed.Store(int64(now))
+	}
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		c.reset.Store(true)
+	}
+	return n, err
+}
+
+// SetWriteDeadline keeps the deadline that Write has set, which net/http takes away after each request.
+func (c *deadlineConn) SetWriteDeadline(t time.Time) error {
+	if t.IsZero() {
+		return nil
+	}
+	return c.Conn.SetWriteDeadline(t)
 }
 
 func (c *deadlineConn) Read(b []byte) (int, error) {
@@ -374,14 +402,6 @@ func (c *deadlineConn) Read(b []byte) (int, error) {
 		c.cut.Store(true)
 	}
 	return n, err
-}
-
-// Write notes an answer that comes too late: whoever has closed its side before it got one does not wait for it.
-func (c *deadlineConn) Write(b []byte) (int, error) {
-	if c.ended.Load() {
-		c.reset.Store(true)
-	}
-	return c.Conn.Write(b)
 }
 
 // lost reports whether what was written last may not have been read: the other side has broken the connection off.

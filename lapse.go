@@ -60,7 +60,7 @@ func (st *store) checkForget(e *entry) error {
 }
 
 func (st *store) forget(f forgetting) {
-	st.setBox(f.Box, slices.DeleteFunc(st.boxes[f.Box], func(l *letter) bool { return slices.Contains(f.Refs, l.Ref) }))
+	st.discard(f.Box, func(l *letter) bool { return slices.Contains(f.Refs, l.Ref) })
 	st.sweepCarried()
 }
 

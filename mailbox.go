@@ -19,6 +19,9 @@ const (
 	keepTime     = 24 * time.Hour // of messages, threads, names of peers that have left, keys of deliveries
 	mailboxLimit = 1000           // messages in a mailbox, on the way to one, and open asks of a peer
 	textLimit    = 16384          // bytes of a message
+	textsLimit   = 64 << 20       // bytes of all messages in the mailboxes of a checkout
+	threadsLimit = 4096           // threads that are remembered, and as many that are open
+	keysLimit    = 65536          // keys of deliveries that are remembered
 	namesLimit   = 4096           // names that are remembered
 )
 
@@ -40,6 +43,7 @@ type applied struct {
 type store struct {
 	names   map[boardName]*nameRecord
 	boxes   map[boardName][]*letter // in the order of arrival
+	size    int                     // bytes of text in them
 	threads map[string]*thread
 	out     []*outgoing // in the order they were sent
 	keys    map[string]int64
@@ -111,7 +115,30 @@ func (st *store) apply(e *entry) (done applied, err error) {
 	}
 	st.applySchedule(e)
 	st.applySpawn(e)
+	st.bound()
 	return done, nil
+}
+
+// bound forgets before its time what there is too much of: the oldest closed threads and keys. It looks twice as far apart
+// as it must, so that an entry costs little.
+func (st *store) bound() {
+	if len(st.keys) > 2*keysLimit {
+		ages := slices.Sorted(maps.Values(st.keys))
+		maps.DeleteFunc(st.keys, func(_ string, at int64) bool { return at < ages[len(ages)-keysLimit] })
+	}
+	if len(st.threads) >= 2*threadsLimit {
+		var closed []int64
+		for _, t := range st.threads {
+			if t.Closed != 0 {
+				closed = append(closed, t.Closed)
+			}
+		}
+		slices.Sort(closed)
+		newest := closed[min(len(closed), len(st.threads)-threadsLimit):]
+		maps.DeleteFunc(st.threads, func(_ string, t *thread) bool {
+			return t.Closed != 0 && (len(newest) == 0 || t.Closed < newest[0])
+		})
+	}
 }
 
 // check finds whatever would keep an entry from being applied whole.
@@ -134,12 +161,18 @@ func (st *store) check(e *entry) error {
 		if st.threads[e.Open.ID] != nil {
 			return errIDTaken
 		}
+		if !e.Kept && len(st.threads) >= 2*threadsLimit {
+			return refuse("refused", "%d threads are open in this checkout, the most that may: ack those that no longer matter", len(st.threads))
+		}
 		if !e.Kept && e.Open.Home == (place{}) && st.openAsks(e.Open.From.Box) >= mailboxLimit {
 			return refuse("refused", "%q has %d open asks, the most a peer may: ack those that no longer matter", e.Open.From.Box.name, mailboxLimit)
 		}
 	}
 	if e.Kept {
 		return nil
+	}
+	if st.size+e.size() > textsLimit {
+		return errTextsFull
 	}
 	// A message to one is refused when there is no room; one to many reaches those who have room.
 	if len(e.Store) == 1 && len(e.Store[0].To) == 1 && !e.Store[0].Notice && st.count(e.Store[0].To[0], e.At) >= mailboxLimit {
@@ -151,6 +184,22 @@ func (st *store) check(e *entry) error {
 		}
 	}
 	return nil
+}
+
+var errTextsFull = refuse("refused", "the mailboxes of this checkout hold %d MiB of messages, the most that they may, until some are read; nothing was stored", textsLimit>>20)
+
+// size is what an entry adds to the mailboxes of this checkout. What only majordomus says is not counted: it is short, and
+// somebody waits for it.
+func (e *entry) size() (n int) {
+	for i := range e.Store {
+		if l := &e.Store[i]; !l.Notice {
+			n += len(l.Text) * len(l.To)
+		}
+	}
+	if e.Close != nil && e.Close.By == "recipient" && e.Close.Letter != nil {
+		n += len(e.Close.Letter.Text)
+	}
+	return n
 }
 
 func mailboxFull(box boardName) error {
@@ -209,6 +258,7 @@ func (st *store) put(l *letter, now int64, must bool, done *applied) {
 		one.To = []boardName{box}
 		one.Again = one.Again || len(one.Carriers) > 0
 		st.boxes[box] = append(st.boxes[box], &one)
+		st.size += len(one.Text)
 		done.stored = append(done.stored, box)
 		for _, n := range one.Carriers { // from a compacted journal
 			if st.carried[n] == nil {
@@ -251,7 +301,7 @@ func (st *store) retract(t *thread) bool {
 	if i < 0 || letters[i].held != 0 || letters[i].Carriers != nil {
 		return false
 	}
-	st.boxes[t.To.Box] = slices.Delete(letters, i, i+1)
+	st.discard(t.To.Box, func(l *letter) bool { return l == letters[i] })
 	return true
 }
 
@@ -284,15 +334,21 @@ func (st *store) confirm(n int64) {
 		return
 	}
 	delete(st.carried, n)
-	st.setBox(c.Box, slices.DeleteFunc(st.boxes[c.Box], func(l *letter) bool { return slices.Contains(c.Refs, l.Ref) }))
+	st.discard(c.Box, func(l *letter) bool { return slices.Contains(c.Refs, l.Ref) })
 }
 
-func (st *store) setBox(box boardName, letters []*letter) {
-	if len(letters) == 0 {
+// discard takes letters out of a mailbox.
+func (st *store) discard(box boardName, which func(*letter) bool) {
+	letters := slices.DeleteFunc(st.boxes[box], func(l *letter) bool {
+		if !which(l) {
+			return false
+		}
+		st.size -= len(l.Text)
+		return true
+	})
+	if st.boxes[box] = letters; len(letters) == 0 {
 		delete(st.boxes, box)
-		return
 	}
-	st.boxes[box] = letters
 }
 
 // move makes one mailbox of two, in the order of sending, and one party of two in every thread.
@@ -332,8 +388,8 @@ func (st *store) sweep(now int64) {
 		return
 	}
 	st.swept = now
-	for box, letters := range st.boxes {
-		st.setBox(box, slices.DeleteFunc(letters, func(l *letter) bool { return expired(l.At, now) && !l.lapses() }))
+	for box := range st.boxes {
+		st.discard(box, func(l *letter) bool { return expired(l.At, now) && !l.lapses() })
 	}
 	maps.DeleteFunc(st.keys, func(_ string, at int64) bool { return expired(at, now) })
 	maps.DeleteFunc(st.threads, func(_ string, t *thread) bool {

@@ -73,6 +73,13 @@ func (s *server) readOwnJournal(path string) report {
 	return readJournal(path, s.mesh.state)
 }
 
+// texts is how many bytes of messages wait in this checkout.
+func (m *mesh) texts() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state.size
+}
+
 // openMesh reads what the servers before this one left, and begins to write. The lease is in place.
 func (s *server) openMesh() {
 	m := s.mesh

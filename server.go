@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// maxSessions bounds the sessions over HTTP (50-surfaces.md §1).
+	// maxSessions bounds the sessions over HTTP (50-surfaces.md §1): those that came with the token, and as many without,
+	// so that nobody on this machine keeps a bridge out.
 	maxSessions = 1024
 	// endingTime is how long answers may take once the server is ending: a
 	// client kills five seconds after it has asked (STYLE.md §6).
@@ -58,11 +59,12 @@ type server struct {
 
 	mu       sync.Mutex
 	sessions map[string]*session
-	ownEnded bool        // the process's own client has left
-	closed   bool        // no session is admitted any more
-	handsOn  bool        // once ending: somebody takes the work along to the next server
-	endBy    time.Time   // once ending: when what runs is cut
-	sweep    *time.Timer // expires idle sessions; nil until there is one
+	count    map[bool]int // of them, by whether they are trusted
+	ownEnded bool         // the process's own client has left
+	closed   bool         // no session is admitted any more
+	handsOn  bool         // once ending: somebody takes the work along to the next server
+	endBy    time.Time    // once ending: when what runs is cut
+	sweep    *time.Timer  // expires idle sessions; nil until there is one
 
 	released sync.Once
 	leaving  atomic.Bool   // the lease is released, or about to be: nothing is lost
@@ -83,6 +85,7 @@ func newServer(set *settings, at checkout, log *slog.Logger, l *lease) *server {
 		episodes: newEpisodeTable(),
 		started:  time.Now(),
 		sessions: map[string]*session{},
+		count:    map[bool]int{},
 		ending:   make(chan struct{}),
 		empty:    make(chan struct{}),
 		quiet:    make(chan struct{}, 1),

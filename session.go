@@ -146,11 +146,16 @@ func (s *server) admit(n *session) error {
 	if s.closed {
 		return errLeaseLost
 	}
-	if len(s.sessions) >= maxSessions {
+	old := s.sessions[n.id] // when two requests of one worker come at once
+	if old == nil && s.count[n.trusted] >= maxSessions {
 		s.refusedBusy.Add(1)
 		return refuse("busy", "this server has %d sessions, which is its limit: end one, or wait until an idle one expires", maxSessions)
 	}
+	if old != nil {
+		s.count[old.trusted]--
+	}
 	s.sessions[n.id] = n
+	s.count[n.trusted]++
 	n.lastUsed = time.Now()
 	if s.sweep == nil {
 		s.sweep = time.AfterFunc(s.set.timing.sessionIdle, s.expire)
@@ -225,6 +230,7 @@ func (s *server) depart(peer peerID) {
 // the mutex that admits, so that nobody is admitted to a server that leaves.
 func (s *server) dropLocked(n *session) {
 	delete(s.sessions, n.id)
+	s.count[n.trusted]--
 	if n.ended != nil {
 		n.ended(errSessionEnded)
 	}

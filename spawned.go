@@ -92,9 +92,9 @@ func (st *store) applySpawn(e *entry) {
 	if p := st.spawns[e.Unspawn]; p != nil {
 		delete(st.spawns, e.Unspawn)
 		// Nobody else is to find the message that was for this one.
-		st.setBox(p.Box, slices.DeleteFunc(st.boxes[p.Box], func(l *letter) bool {
+		st.discard(p.Box, func(l *letter) bool {
 			return p.Message != "" && l.Ref == p.Message && l.held == 0 && l.Carriers == nil
-		}))
+		})
 	}
 	if e.Retire != "" {
 		st.retired[e.Retire] = e.At

@@ -1,0 +1,158 @@
+//go:build unix
+
+package main
+
+// What a stranger, or a client out of its mind, may pile up, and that others still get in.
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestStrangersKeepNobodyOut(t *testing.T) {
+	s := quietServer()
+	for _, trusted := range []bool{false, true} {
+		for i := range maxSessions {
+			must(t, s.admit(&session{id: fmt.Sprint(trusted, i), trusted: trusted}))
+		}
+		if err := s.admit(&session{id: "more", trusted: trusted}); asRefusal(err) == nil || asRefusal(err).code != "busy" {
+			t.Errorf("one more session, trusted %v: %v", trusted, err)
+		}
+	}
+	must(t, s.admit(&session{id: "true 0", trusted: true})) // the same, in two requests at once
+	s.dismiss(s.sessions["false 7"])
+	must(t, s.admit(&session{id: "more", trusted: false}))
+	for _, n := range s.sessions {
+		s.dismiss(n)
+	}
+	if s.count[true] != 0 || s.count[false] != 0 {
+		t.Errorf("sessions are left: %v", s.count)
+	}
+}
+
+// All claims of a board together fit into the answer that the other checkouts read, and a stranger leaves half of the room.
+func TestClaimsOfABoard(t *testing.T) {
+	b := newBoard()
+	fill := func(id peerID) (n int) {
+		for ; ; n++ {
+			var scope []string
+			for i := range 16 {
+				scope = append(scope, strings.Repeat("\x01", 1000)+fmt.Sprint(n, "-", i))
+			}
+			if _, err := b.announce(id, announceInput{Intent: "x", Claim: fmt.Sprint(n), Scope: scope}, "/"); err != nil {
+				if r := asRefusal(err); r.code != "refused" || !strings.Contains(r.message, "claim directories instead of files") {
+					t.Fatal(err)
+				}
+				return n
+			}
+		}
+	}
+	if n := fill(b.attach(attachment{Transport: "http", Unverified: true})); n < 10 || n > 16 {
+		t.Errorf("a stranger has %d claims of 16 KB", n)
+	}
+	if n := fill(b.attach(attachment{Transport: "http", Unverified: true})); n != 0 {
+		t.Errorf("two strangers have more than one: %d", n)
+	}
+	mine := b.attach(attachment{Transport: "stdio"})
+	if n := fill(mine); n < 10 || n > 17 {
+		t.Errorf("then there is room for %d", n)
+	}
+	if _, err := b.announce(mine, announceInput{Intent: "less", Claim: "0"}, "/"); err != nil { // replaces one
+		t.Error(err)
+	}
+	peers := b.peers()
+	if size := len(mustJSON(peers)); size > boardLimit {
+		t.Errorf("the board has %d bytes, and the others read %d", size, boardLimit)
+	}
+	list, all := overlapsAmong(t.Context(), peers)
+	if size := len(mustJSON(list)); all || size > boardLimit {
+		t.Errorf("%d bytes of overlaps, all of them: %v", size, all)
+	}
+}
+
+// However many mailboxes there are, what they hold together is bounded, and so is what is remembered of the past.
+func TestStoreIsBounded(t *testing.T) {
+	st := newStore()
+	text := strings.Repeat("x", textLimit)
+	send := func(i int) error {
+		_, err := st.apply(&entry{At: 1, Store: []letter{{Ref: fmt.Sprint(i), Kind: "notify", To: []boardName{{"default", fmt.Sprint(i % 50)}}, Text: text}}})
+		return err
+	}
+	n := 0
+	for err := error(nil); err == nil; n++ {
+		if err = send(n); err != nil && !errors.Is(err, errTextsFull) {
+			t.Fatal(err)
+		}
+	}
+	if n*textLimit < textsLimit || (n-1)*textLimit > textsLimit {
+		t.Errorf("%d messages were stored", n)
+	}
+	for box := range st.boxes {
+		st.discard(box, func(l *letter) bool { return l.Ref < "2" })
+	}
+	must(t, send(n))
+	st.sweep(keepTime.Milliseconds() + time.Minute.Milliseconds())
+	if st.size != 0 || len(st.boxes) != 0 {
+		t.Errorf("%d bytes in %d mailboxes are left of nothing", st.size, len(st.boxes))
+	}
+
+	at := keepTime.Milliseconds()
+	for i := range 2 * mailboxLimit {
+		id := fmt.Sprintf("ask-%08x", i)
+		_, err := st.apply(&entry{At: at + int64(i), Key: fmt.Sprintf("%032x", i), Open: &thread{ID: id, At: at, From: address{Box: human}, To: address{Box: human}}})
+		must(t, err)
+		if i%2 == 0 {
+			_, err = st.apply(&entry{At: at + int64(i), Close: &closing{ID: id, By: "asker"}})
+			must(t, err)
+		}
+		if i == mailboxLimit {
+			break
+		}
+	}
+	for i := range 2 * keysLimit {
+		st.keys[fmt.Sprintf("2%031x", i)] = at - int64(i)
+	}
+	for i := range 3 * threadsLimit {
+		id := fmt.Sprintf("ask-1%07x", i)
+		for _, e := range []*entry{{At: at + int64(i), Key: fmt.Sprintf("1%031x", i), Open: &thread{ID: id, At: at, From: address{Box: human}, To: address{Box: human}}}, {At: at + int64(i), Close: &closing{ID: id, By: "asker"}}} {
+			_, err := st.apply(e)
+			must(t, err)
+		}
+	}
+	if open := st.openAsks(human); open != (mailboxLimit+1)/2 || len(st.threads) > 2*threadsLimit || len(st.keys) > 2*keysLimit || len(st.keys) < keysLimit {
+		t.Errorf("%d open of %d threads, %d keys", open, len(st.threads), len(st.keys))
+	}
+}
+
+// Who asks for much and reads nothing is cut off, with what was made for him.
+func TestWhoDoesNotRead(t *testing.T) {
+	s := quietServer()
+	s.set.timing.read = 300 * time.Millisecond
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	must(t, err)
+	s.url = "http://" + ln.Addr().String()
+	hs := s.httpServer()
+	served := make(chan error, 1)
+	go func() { served <- hs.Serve(&deadlineListener{ln, s}) }()
+	t.Cleanup(func() { hs.Close(); <-served })
+	c, err := net.Dial("tcp4", ln.Addr().String())
+	must(t, err)
+	defer c.Close()
+	// More answers than all buffers between us take.
+	c.SetWriteDeadline(time.Now().Add(patience))
+	_, err = c.Write(bytes.Repeat([]byte("GET /openapi.json HTTP/1.1\r\nHost: "+ln.Addr().String()+"\r\n\r\n"), 1_000_000))
+	if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("the server still holds on: %v", err)
+	}
+	for limit := time.Now().Add(patience); s.running.Load() > 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(limit) {
+			t.Fatal("the answer is still being written")
+		}
+	}
+}
