@@ -156,3 +156,28 @@ func TestWhoDoesNotRead(t *testing.T) {
 		}
 	}
 }
+
+// Very many open connections close each other, and none that has shown the token.
+func TestStrangersCloseEachOther(t *testing.T) {
+	s := quietServer()
+	open := func() *deadlineConn {
+		near, far := net.Pipe()
+		t.Cleanup(func() { near.Close(); far.Close() })
+		c := &deadlineConn{Conn: near, s: s}
+		s.strangers.enter(c)
+		return c
+	}
+	trusted, first, second := open(), open(), open()
+	s.strangers.leave(trusted)
+	second.Close()
+	for range maxStrangers - 1 {
+		open()
+	}
+	if first.closed.Load() || s.strangers.conns.Len() != maxStrangers {
+		t.Errorf("%d are open, the first closed: %v", s.strangers.conns.Len(), first.closed.Load())
+	}
+	last := open()
+	if !first.closed.Load() || trusted.closed.Load() || last.closed.Load() || s.strangers.conns.Len() != maxStrangers {
+		t.Errorf("of %d the wrong one was closed", s.strangers.conns.Len())
+	}
+}

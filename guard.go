@@ -6,6 +6,7 @@ package main
 
 import (
 	"bytes"
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -321,7 +322,42 @@ func (l *deadlineListener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &deadlineConn{Conn: c, s: l.s}, nil
+	dc := &deadlineConn{Conn: c, s: l.s}
+	l.s.strangers.enter(dc)
+	return dc, nil
+}
+
+// maxStrangers bounds the connections that have not shown the token. A bridge shows it with its first message, so when
+// somebody holds very many open, those go and no bridge is kept out.
+const maxStrangers = 4096
+
+// strangers are these connections, the oldest first.
+type strangers struct {
+	mu    sync.Mutex
+	conns list.List
+}
+
+func (s *strangers) enter(c *deadlineConn) {
+	s.mu.Lock()
+	c.place = s.conns.PushBack(c)
+	var oldest *deadlineConn
+	if s.conns.Len() > maxStrangers {
+		oldest = s.conns.Front().Value.(*deadlineConn)
+	}
+	s.mu.Unlock()
+	if oldest != nil {
+		oldest.Close()
+	}
+}
+
+// leave forgets a connection that is closed, or no stranger's any more.
+func (s *strangers) leave(c *deadlineConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.place != nil {
+		s.conns.Remove(c.place)
+		c.place = nil
+	}
 }
 
 // deadlineConn counts the connections that the read deadline cut off, and
@@ -330,6 +366,7 @@ func (l *deadlineListener) Accept() (net.Conn, error) {
 type deadlineConn struct {
 	net.Conn
 	s        *server
+	place    *list.Element // among the strangers, under their mutex; nil when it is none
 	mu       sync.Mutex
 	recent   []byte      // what came since the head before, at most maxRecent
 	aborting atomic.Bool // net/http is breaking off its own read
@@ -458,6 +495,7 @@ func (c *deadlineConn) Close() error {
 		c.reset.Store(true)
 	}
 	c.closed.Store(true)
+	c.s.strangers.leave(c)
 	c.s.mesh.connectionEnded(c)
 	return c.Conn.Close()
 }

@@ -83,6 +83,9 @@ func (s *server) checkToken(w http.ResponseWriter, r *http.Request) (trusted, ok
 		s.unauthorized(w, r, "Authorization must be Bearer with the token of this server's lease file")
 		return false, false
 	}
+	if c, _ := r.Context().Value(connKey{}).(*deadlineConn); c != nil {
+		s.strangers.leave(c)
+	}
 	return true, true
 }
 

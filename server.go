@@ -54,6 +54,7 @@ type server struct {
 	running     atomic.Int64 // exchanges being answered, watches not among them
 	working     atomic.Int64 // of these, the ones that count against maxWorking
 	refusedBusy atomic.Int64
+	strangers   strangers
 	unused      sync.Map     // connections without a request so far, as keys
 	cutOff      atomic.Int64 // connections closed by the read deadline
 
