@@ -176,7 +176,7 @@ func (s *server) local(authority string) bool {
 // route has to think about them.
 func plainPath(p string) bool {
 	clean := path.Clean(p)
-	return (p == clean || p == clean+"/") && !strings.ContainsAny(p, "\x00\\")
+	return (p == clean || p == clean+"/" && clean != "/") && !strings.ContainsAny(p, "\x00\\")
 }
 
 // wantsPage reports whether a browser asks for a page, rather than a program
