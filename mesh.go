@@ -73,11 +73,11 @@ func (s *server) readOwnJournal(path string) report {
 	return readJournal(path, s.mesh.state)
 }
 
-// texts is how many bytes of messages wait in this checkout.
-func (m *mesh) texts() int {
+// held is how many bytes of messages, and how many schedules, this checkout keeps.
+func (m *mesh) held() (texts, schedules int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.state.size
+	return m.state.size, len(m.state.schedules)
 }
 
 // openMesh reads what the servers before this one left, and begins to write. The lease is in place.
@@ -232,6 +232,9 @@ type actor struct {
 }
 
 func (a actor) crosses() bool { return a.role != "agent" }
+
+// stranger is who attached without the token. He leaves room for the others in whatever is bounded.
+func (a actor) stranger() bool { return a.session != nil && !a.session.trusted }
 
 type humanKey struct{}
 

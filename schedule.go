@@ -253,6 +253,9 @@ func (s *server) schedule(ctx context.Context, in scheduleSelfInput, once bool, 
 	if err != nil {
 		return sentOutput{}, err
 	}
+	if _, schedules := s.mesh.held(); a.stranger() && schedules >= schedulesLimit/2 {
+		return sentOutput{}, refuse("refused", "this checkout has %d schedules, the most that an unverified session may add to", schedules)
+	}
 	sc := schedule{From: a.box, Kind: in.Kind, Text: l.Text}
 	note, err := sc.set(in, once)
 	if err != nil {

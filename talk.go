@@ -71,7 +71,7 @@ func (s *server) letterFrom(a actor, kind, id, field, text string) (letter, erro
 	case len(text) > textLimit:
 		return letter{}, refuse("invalid_input", "%s: has %d bytes, at most %d are allowed: put the rest into a file and send its path", field, len(text), textLimit)
 	}
-	if a.session != nil && !a.session.trusted && s.mesh.texts() > textsLimit/2 {
+	if texts, _ := s.mesh.held(); a.stranger() && texts > textsLimit/2 {
 		return letter{}, errTextsFull // the other half is for those whom a stranger must not silence
 	}
 	return letter{Ref: randomHex(6), ID: id, Kind: kind, From: address{Box: a.box}, Text: cleanMessage(text), At: millis()}, nil
