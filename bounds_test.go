@@ -181,3 +181,18 @@ func TestStrangersCloseEachOther(t *testing.T) {
 		t.Errorf("of %d the wrong one was closed", s.strangers.conns.Len())
 	}
 }
+
+// What was acknowledged is read again, however many checkouts a broadcast went to.
+func TestLongJournalLine(t *testing.T) {
+	l := letter{Ref: "1", ID: "notif-00000001", Kind: "broadcast", From: address{Box: human}, To: []boardName{{"default", "x"}}, Text: strings.Repeat("x", textLimit), At: 1}
+	e := &entry{At: 1, Store: []letter{l}}
+	for i := range 1000 {
+		e.Queue = append(e.Queue, outgoing{To: place{Root: fmt.Sprint("/", i)}, Sender: human, Entry: entry{Key: fmt.Sprintf("%032x", i), Store: []letter{l}}})
+	}
+	var r report
+	st := newStore()
+	r.read(bytes.NewReader(append(mustJSON(e), '\n')), st)
+	if r.String() != "" || len(st.out) != 1000 || len(st.boxes) != 1 {
+		t.Errorf("%d on the way, %d mailboxes: %s", len(st.out), len(st.boxes), r)
+	}
+}

@@ -35,6 +35,7 @@ const (
 	journalName   = "journal.jsonl"
 	journalTemp   = ".majordomus-journal-" // then random digits
 	journalAside  = journalName + ".aside-"
+	journalLine   = 32 << 20  // bytes of a line: a broadcast to a thousand checkouts is one
 	journalGrowth = 256 << 10 // bytes by which it may grow before it is looked at whether it could be smaller
 )
 
@@ -214,7 +215,11 @@ func (j *journal) append(batch []*commit) error {
 	j.buffer.Reset()
 	for _, c := range batch {
 		if c.entry != nil {
-			j.buffer.Write(mustJSON(c.entry))
+			line := mustJSON(c.entry)
+			if len(line) > journalLine { // the next server would not read it
+				return fmt.Errorf("a line of %d bytes, and at most %d are read", len(line), journalLine)
+			}
+			j.buffer.Write(line)
 			j.buffer.WriteByte('\n')
 		}
 		sync = sync || c.how == synced
@@ -404,7 +409,7 @@ func readJournal(path string, st *store) (r report) {
 func (r *report) read(f io.Reader, st *store) {
 	lines := bufio.NewReaderSize(f, 64<<10)
 	for {
-		line, tooLong, err := readLine(lines)
+		line, tooLong, err := readLine(lines, journalLine)
 		if err != nil {
 			// Without its newline a line was not finished, and so not acknowledged, even where it reads well.
 			r.torn = len(line) > 0 || tooLong

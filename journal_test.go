@@ -250,7 +250,7 @@ func TestJournalIsRead(t *testing.T) {
 	}
 	var r report
 	st := newStore()
-	long := append(bytes.Repeat([]byte(" "), maxMessage+10), '\n')
+	long := append(bytes.Repeat([]byte(" "), journalLine+17), '\n')
 	r.read(bytes.NewReader(slices.Concat(line("a"), long, line("b"))), st)
 	if len(st.boxes[human]) != 2 || r.String() != "has damaged lines, which are skipped: 1 of 3, the first is line 2" {
 		t.Errorf("%d, %v", len(st.boxes[human]), r)

@@ -35,7 +35,7 @@ func (h *lineHandler) Handle(_ context.Context, r slog.Record) error {
 	case r.Level < slog.LevelInfo:
 		b.WriteString("debug: ")
 	}
-	b.WriteString(printable(r.Message))
+	b.WriteString(printable(clip(r.Message, logLineLimit)))
 	r.Attrs(func(a slog.Attr) bool {
 		b.WriteString(" " + a.Key + "=" + strconv.Quote(a.Value.String()))
 		return true
@@ -43,6 +43,8 @@ func (h *lineHandler) Handle(_ context.Context, r slog.Record) error {
 	h.out.line(b.String() + "\n")
 	return nil
 }
+
+const logLineLimit = 16 << 10 // bytes; what others say in it is bounded where it comes from
 
 // printable replaces what could forge a line or steer a terminal.
 func printable(s string) string {

@@ -184,7 +184,7 @@ func ownAddress(getenv func(string) string, parent int) *peerAddress {
 func (c *client) read(in io.Reader) {
 	r := bufio.NewReaderSize(in, 64<<10)
 	for first := true; ; first = false {
-		line, tooLong, err := readLine(r)
+		line, tooLong, err := readLine(r, maxMessage)
 		if first {
 			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
 		}
@@ -206,15 +206,15 @@ func (c *client) read(in io.Reader) {
 	}
 }
 
-// readLine reads one line of about maxMessage bytes at most into memory of its
+// readLine reads one line of about so many bytes at most into memory of its
 // own; what is longer is read to its end without being kept.
-func readLine(r *bufio.Reader) (line []byte, tooLong bool, err error) {
+func readLine(r *bufio.Reader, limit int) (line []byte, tooLong bool, err error) {
 	for {
 		part, err := r.ReadSlice('\n')
 		if !tooLong {
 			line = append(line, part...)
 		}
-		if len(line) > maxMessage+16 { // with its CRLF, a BOM and some blanks
+		if len(line) > limit+16 { // with its CRLF, a BOM and some blanks
 			line, tooLong = nil, true
 		}
 		if err != bufio.ErrBufferFull {
