@@ -5,11 +5,17 @@ package main
 // What a stranger, or a client out of its mind, may pile up, and that others still get in.
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log/slog"
 	"net"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -97,7 +103,9 @@ func TestStoreIsBounded(t *testing.T) {
 		st.discard(box, func(l *letter) bool { return l.Ref < "2" })
 	}
 	must(t, send(n))
-	st.sweep(keepTime.Milliseconds() + time.Minute.Milliseconds())
+	for box := range st.boxes {
+		st.discard(box, func(*letter) bool { return true })
+	}
 	if st.size != 0 || len(st.boxes) != 0 {
 		t.Errorf("%d bytes in %d mailboxes are left of nothing", st.size, len(st.boxes))
 	}
@@ -195,4 +203,143 @@ func TestLongJournalLine(t *testing.T) {
 	if r.String() != "" || len(st.out) != 1000 || len(st.boxes) != 1 {
 		t.Errorf("%d on the way, %d mailboxes: %s", len(st.out), len(st.boxes), r)
 	}
+}
+
+// Too much work at once is refused, and nobody who asks whether the server lives is.
+func TestWorkIsBounded(t *testing.T) {
+	g := newHTTPRig(t)
+	g.restore()
+	const list = `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`
+	g.working.Store(maxWorking)
+	g.bridging.Store(maxWorking)
+	for body, want := range map[string]int{list: 503, strings.Replace(list, "tools/list", "ping", 1): 200} {
+		for _, session := range []string{"{new}", "{bridge}"} {
+			w := g.do(t, walked{"POST", "/mcp"}, body, rigHost, "Content-Type: application/json", "Mcp-Session-Id: "+session)
+			if w.Code != want || want == 503 && (jsonCode(w) != "busy" || w.Header().Get("Retry-After") != "1") {
+				t.Errorf("%s of %s: %d %s", body, session, w.Code, w.Body)
+			}
+		}
+	}
+	if w := g.do(t, walked{"GET", "/api/v1/peers"}, "", rigHost); w.Code != 503 || jsonCode(w) != "busy" {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+	if w := g.do(t, walked{"GET", "/"}, "", rigHost); w.Code != 200 {
+		t.Errorf("GET /: %d %s", w.Code, w.Body)
+	}
+	g.working.Store(0)
+	g.bridging.Store(0)
+	if w := g.do(t, walked{"GET", "/api/v1/peers"}, "", rigHost); w.Code != 200 || g.working.Load() != 0 {
+		t.Errorf("%d, %d at work", w.Code, g.working.Load())
+	}
+
+	w := httptest.NewRecorder()
+	if g.writeAnswer(w, httptest.NewRequest("POST", "/mcp", nil), make([]byte, maxAnswer+1), nil) || w.Code != 500 || jsonCode(w) != "too_large" {
+		t.Errorf("an answer that is too large: %d %s", w.Code, w.Body)
+	}
+}
+
+// A log that nobody reads stops nobody, and says afterwards how much is missing.
+func TestLogIsBounded(t *testing.T) {
+	r, w := io.Pipe()
+	lines := newLineWriter(w)
+	log := slog.New(&lineHandler{out: lines})
+	for range 400 {
+		log.Info(strings.Repeat("é", logLineLimit))
+	}
+	dropped := lines.dropped.Load()
+	if dropped < 100 || dropped > 144 {
+		t.Errorf("%d of 400 lines were dropped", dropped)
+	}
+	in := bufio.NewReader(r)
+	told := 0
+	for range 400 - int(dropped) + 1 {
+		line, err := in.ReadString('\n')
+		must(t, err)
+		if len(line) > logLineLimit+100 || !strings.HasSuffix(line, "\n") {
+			t.Fatalf("a line of %d bytes", len(line))
+		}
+		if line == fmt.Sprintf("majordomus: warning: %d lines were dropped: nobody read them\n", dropped) {
+			told++
+		}
+	}
+	if told != 1 {
+		t.Errorf("it was told %d times", told)
+	}
+}
+
+func TestSmallBounds(t *testing.T) {
+	st := newStore()
+	for i := range namesLimit + 100 {
+		box := boardName{"default", fmt.Sprint(i)}
+		st.names[box] = &nameRecord{Box: box, Left: int64(min(i, 1) * (i + 1))} // the first is held
+	}
+	st.sweep(time.Hour.Milliseconds())
+	if len(st.names) != namesLimit || st.names[boardName{"default", "0"}] == nil || st.names[boardName{"default", "100"}] != nil {
+		t.Errorf("%d names", len(st.names))
+	}
+
+	config := filepath.Join(t.TempDir(), "config.json")
+	must(t, os.WriteFile(config, append([]byte(`{"spawn":{"allowed_commands":["x"]}}`), bytes.Repeat([]byte(" "), configLimit)...), 0o600))
+	if c, err := readUserConfig(config); err == nil || c.Spawn.Commands != nil || !strings.Contains(err.Error(), "more than 65536 bytes") {
+		t.Errorf("a long configuration: %v", err)
+	}
+
+	s := quietServer()
+	s.checkout.root, s.set.episode = t.TempDir(), "/bin/sh"
+	for range commandsTogether {
+		s.episodes.slots <- struct{}{}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if words, err := s.runEpisodeCommand(ctx, "open", nil); err == nil || words != "the episode command was not run: 64 others were running all the time" {
+		t.Errorf("%q, %v", words, err)
+	}
+
+	root := filepath.Join(t.TempDir(), "many")
+	for i := range documentsLimit + 1 {
+		write(t, filepath.Join(root, "docs", fmt.Sprint(i/500), fmt.Sprint(i, ".md")), "x")
+	}
+	docs := newDocuments(root, "filesystem")
+	docs.index(t.Context())
+	if n := len(docs.list); n > documentsLimit || n < documentsLimit-len(rootDocuments) || !strings.Contains(docs.reason, "only the first 5000 documents are listed") {
+		t.Errorf("%d documents: %s", len(docs.list), docs.reason)
+	}
+}
+
+// docs/limits.md says what the program does.
+func TestLimitsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("docs/limits.md")
+	must(t, err)
+	for what, limit := range map[string]string{
+		"a message (a line on stdin)": mib(maxMessage), "headers of a request": kib(maxHeaders), "an answer |": mib(maxAnswer),
+		"nesting of a message": thousands(maxNesting) + " levels, " + thousands(maxBatch), "sessions over HTTP": thousands(maxSessions),
+		"have not shown the token": thousands(maxStrangers), "requests worked on": thousands(maxWorking), "a line of the log": kib(logLineLimit) + "; 256",
+		"intent of a claim": fmt.Sprintf("%d characters, %d bytes", intentLimit, nameLimit), "paths of a claim": fmt.Sprintf("%d, of %s bytes", scopeLimit, thousands(pathLimit)),
+		"claims of a peer": thousands(claimLimit), "claims of a checkout": kib(claimsLimit), "overlaps in one answer": thousands(overlapLimit) + " pairs of paths, of " + kib(overlapText),
+		"departed peers": thousands(departedLimit), "the board of another": mib(boardLimit) + ", " + mib(boardsLimit), "a document that": mib(documentLimit) + ", " + thousands(documentsLimit),
+		"id of an episode": fmt.Sprintf("%d bytes, %d bytes", externalIDLimit, providerLimit), "episodes |": thousands(episodeLimit), "episode command says": "4 KiB",
+		"episode commands at once": fmt.Sprintf("%d, %v s", commandsTogether, commandTime.Seconds()), "between peers": thousands(textLimit), "messages in one answer": thousands(readLimit),
+		"messages in a mailbox": thousands(mailboxLimit), "messages of a checkout": mib(textsLimit), "messages, threads, names": "24 hours",
+		"threads, names, keys": strings.Join([]string{thousands(threadsLimit), thousands(namesLimit), thousands(keysLimit)}, ", "), "schedules of a checkout": thousands(schedulesLimit),
+		"a line of the journal": mib(journalLine), "the journal |": kib(journalGrowth), "a description": fmt.Sprintf("%d and %d", descriptionLimit, displayNameLimit),
+		"spawned processes": thousands(spawnLimit), "must have attached": "120 s", "between TERM": "5 s", "the lease, the user's": kib(leaseLimit), "an answer of git": mib(gitOutputLimit),
+	} {
+		found := false
+		for row := range strings.Lines(string(text)) {
+			found = found || strings.HasPrefix(row, "|") && strings.Contains(row, what) && strings.Contains(row, limit)
+		}
+		if !found {
+			t.Errorf("no row of docs/limits.md says %q of %q", limit, what)
+		}
+	}
+}
+
+func mib(n int) string { return fmt.Sprint(n>>20, " MiB") }
+func kib(n int) string { return fmt.Sprint(n>>10, " KiB") }
+
+func thousands(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%d,%03d", n/1000, n%1000)
 }

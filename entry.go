@@ -38,19 +38,20 @@ type address struct {
 
 // letter is one message in a mailbox or on its way there.
 type letter struct {
-	Ref       string      `json:"ref"` // names it in the journal: an ask and the ack to it have one id
-	ID        string      `json:"id"`
-	Kind      string      `json:"kind"` // ask, ack, notify, broadcast
-	From      address     `json:"from"`
-	To        []boardName `json:"to"` // mailboxes of the checkout it goes to; one, once it is there
-	Text      string      `json:"text,omitempty"`
-	At        int64       `json:"at"` // when it was sent; all times here are milliseconds since 1970
-	Follows   string      `json:"follows,omitempty"`
-	Scheduled string      `json:"scheduled,omitempty"` // what its header says of the schedule that sent it
-	Notice    bool        `json:"notice,omitempty"`    // from majordomus itself, about the recipient's own messages
-	Again     bool        `json:"again,omitempty"`     // it was in an answer that may not have arrived
-	Carriers  []int64     `json:"carriers,omitempty"`  // the parcels that carried it
-	held      int64       // the parcel it is in now; not in the journal
+	Ref        string      `json:"ref"` // names it in the journal: an ask and the ack to it have one id
+	ID         string      `json:"id"`
+	Kind       string      `json:"kind"` // ask, ack, notify, broadcast
+	From       address     `json:"from"`
+	To         []boardName `json:"to"` // mailboxes of the checkout it goes to; one, once it is there
+	Text       string      `json:"text,omitempty"`
+	At         int64       `json:"at"` // when it was sent; all times here are milliseconds since 1970
+	Follows    string      `json:"follows,omitempty"`
+	Scheduled  string      `json:"scheduled,omitempty"`  // what its header says of the schedule that sent it
+	Unverified bool        `json:"unverified,omitempty"` // sent without the token: by anybody on that machine
+	Notice     bool        `json:"notice,omitempty"`     // from majordomus itself, about the recipient's own messages
+	Again      bool        `json:"again,omitempty"`      // it was in an answer that may not have arrived
+	Carriers   []int64     `json:"carriers,omitempty"`   // the parcels that carried it
+	held       int64       // the parcel it is in now; not in the journal
 }
 
 // thread is an ask and whether it is still open. Its home is the asker's checkout; the recipient's keeps a copy.

@@ -192,7 +192,7 @@ func (s *server) address(e *entry, sc *schedule, header string) {
 	id := map[string]string{"notify": "notif", "ask": "ask"}[sc.Kind]
 	l := letter{
 		Ref: randomHex(6), ID: s.mesh.newID(id), Kind: sc.Kind, From: address{Box: sc.From}, To: []boardName{sc.To.Box},
-		Text: sc.Text, At: millis(), Scheduled: header,
+		Text: sc.Text, At: millis(), Scheduled: header, Unverified: sc.Unverified,
 	}
 	if sc.Kind == "ask" {
 		e.Open = &thread{ID: l.ID, From: l.From, To: sc.To, Text: clip(l.Text, askExcerpt), At: l.At}

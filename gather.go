@@ -113,7 +113,7 @@ func (s *server) peersList(ctx context.Context, in peersInput) (peersOutput, err
 	defer cancel()
 	all := false
 	if out.Overlaps, all = overlapsAmong(ctx, out.Peers); !all {
-		out.Complete, out.Reason = false, joined(out.Reason, fmt.Sprintf("not all overlaps are listed: there are over %d, or finding them took over %v", overlapLimit, overlapTime))
+		out.Complete, out.Reason = false, joined(out.Reason, fmt.Sprintf("not all overlaps are listed: there are more than fit into an answer, or finding them took over %v", overlapTime))
 	}
 	return out, nil
 }

@@ -391,8 +391,8 @@ func (c *deadlineConn) noteHead() {
 }
 
 // Write gives up on who does not read what he asked for: he would hold the answer, and his place among those that are
-// worked on, for ever. The deadline is moved seldom, since that costs a call as much as the rest of a write does. It notes
-// an answer that comes too late: whoever has closed its side before it got one does not wait for it.
+// worked on, for ever. The deadline is moved seldom, since that costs a call as much as the rest of a write does.
+// It also notes an answer that comes too late: whoever has closed its side before it got one does not wait for it.
 func (c *deadlineConn) Write(b []byte) (int, error) {
 	if c.ended.Load() {
 		c.reset.Store(true)
@@ -403,8 +403,11 @@ func (c *deadlineConn) Write(b []byte) (int, error) {
 		c.armed.Store(int64(now))
 	}
 	n, err := c.Conn.Write(b)
-	if err != nil && errors.Is(err, os.ErrDeadlineExceeded) {
-		c.cut.Store(true)
+	if err != nil {
+		c.reset.Store(true)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.cut.Store(true)
+		}
 	}
 	return n, err
 }

@@ -23,15 +23,16 @@ var (
 
 // schedule is a message to be sent.
 type schedule struct {
-	ID      string    `json:"id"`
-	From    boardName `json:"from"` // who created it, in this checkout
-	To      address   `json:"to"`
-	Kind    string    `json:"kind"` // notify, ask
-	Text    string    `json:"text"`
-	Due     int64     `json:"due"`             // milliseconds since 1970
-	Order   int64     `json:"order,omitempty"` // of creation; apply gives it
-	Cron    string    `json:"cron,omitempty"`
-	Failing bool      `json:"failing,omitempty"` // the last firing failed, and the creator knows
+	ID         string    `json:"id"`
+	From       boardName `json:"from"` // who created it, in this checkout
+	To         address   `json:"to"`
+	Kind       string    `json:"kind"` // notify, ask
+	Text       string    `json:"text"`
+	Due        int64     `json:"due"`             // milliseconds since 1970
+	Order      int64     `json:"order,omitempty"` // of creation; apply gives it
+	Cron       string    `json:"cron,omitempty"`
+	Unverified bool      `json:"unverified,omitempty"` // created without the token
+	Failing    bool      `json:"failing,omitempty"`    // the last firing failed, and the creator knows
 }
 
 // firing is what becomes of a schedule when it is due.
@@ -256,7 +257,7 @@ func (s *server) schedule(ctx context.Context, in scheduleSelfInput, once bool, 
 	if _, schedules := s.mesh.held(); a.stranger() && schedules >= schedulesLimit/2 {
 		return sentOutput{}, refuse("refused", "this checkout has %d schedules, the most that an unverified session may add to", schedules)
 	}
-	sc := schedule{From: a.box, Kind: in.Kind, Text: l.Text}
+	sc := schedule{From: a.box, Kind: in.Kind, Text: l.Text, Unverified: l.Unverified}
 	note, err := sc.set(in, once)
 	if err != nil {
 		return sentOutput{}, err

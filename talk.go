@@ -74,7 +74,7 @@ func (s *server) letterFrom(a actor, kind, id, field, text string) (letter, erro
 	if texts, _ := s.mesh.held(); a.stranger() && texts > textsLimit/2 {
 		return letter{}, errTextsFull // the other half is for those whom a stranger must not silence
 	}
-	return letter{Ref: randomHex(6), ID: id, Kind: kind, From: address{Box: a.box}, Text: cleanMessage(text), At: millis()}, nil
+	return letter{Ref: randomHex(6), ID: id, Kind: kind, From: address{Box: a.box}, Text: cleanMessage(text), At: millis(), Unverified: a.stranger()}, nil
 }
 
 // askPeer opens a thread.
