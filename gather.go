@@ -325,6 +325,10 @@ func (s *server) ask(ctx context.Context, c listed, r reading, size *atomic.Int6
 		f.why = "another repository's checkout stands there now"
 		return f
 	}
+	if s.checkout.strange(c.root) {
+		f.why = "it belongs to another user, and is not asked"
+		return f
+	}
 	e := evidence{reading: r, version: s.set.version, bindGrace: s.set.timing.bindGrace}
 	if r.info != nil {
 		e.age = time.Since(r.info.ModTime())

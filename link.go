@@ -90,7 +90,7 @@ func (s *server) dialCheckout(ctx context.Context, root string) (l *link, reused
 	// Names of checkouts come from other servers and from the journal: no token leaves this repository.
 	there, err := readCheckout(root)
 	switch {
-	case err != nil || there.commonDir != s.checkout.commonDir:
+	case err != nil || there.commonDir != s.checkout.commonDir || s.checkout.strange(root):
 		return nil, false, fmt.Errorf("%w: %q is no checkout of this repository now", errNotServed, root)
 	case r.doc.URL == nil:
 		return nil, false, fmt.Errorf("%w: it is starting", errNotServed)
@@ -205,7 +205,9 @@ func (s *server) meshAt(ctx context.Context, root string) ([]meshPeer, error) {
 		return r.Peers, nil
 	}
 	st := newStore()
-	readJournal(journalPath(root), st)
+	if !s.checkout.strange(root) {
+		readJournal(journalPath(root), st)
+	}
 	var list []meshPeer
 	for _, held := range st.names {
 		list = append(list, s.offlinePeer(held, root))

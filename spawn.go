@@ -233,7 +233,7 @@ func innards(root, dir string) bool {
 // only says that it belongs to the repository is in none: git must know it too.
 func (s *server) placeSpawned(p *spawned) bool {
 	c, err := findCheckout(p.Path)
-	if err != nil || c.commonDir != s.checkout.commonDir {
+	if err != nil || c.commonDir != s.checkout.commonDir || s.checkout.strange(c.root) {
 		return false
 	}
 	if c.root == s.checkout.root {

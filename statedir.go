@@ -95,6 +95,13 @@ func foreign(info fs.FileInfo, above string) bool {
 	return owner != of
 }
 
+// strange says that a checkout belongs to another user than the one that is served, whose owner may have put anything there:
+// a worktree that was removed stays registered, and its place may be free for all.
+func (c checkout) strange(root string) bool {
+	info, err := os.Stat(root)
+	return err == nil && foreign(info, c.root)
+}
+
 func writeIgnore(dir string) error {
 	path := filepath.Join(dir, ".gitignore")
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)

@@ -96,15 +96,16 @@ function target(o) {
 // quote is for a shell, where only the quotation mark itself is special within quotation marks.
 const quote = text => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
 
-// curl shows the call, but not the token: the line may end up anywhere.
+// curl shows the call, but not the token: the line may end up anywhere, and its arguments are everybody's to read while it
+// runs. So the header comes from the lease through a pipe.
 function curl(o) {
-  const words = ['curl', '-sS'];
+  const words = ['curl', '-sS'], bearer = o.write && (token.value || o.security);
   if (o.method !== 'GET') words.push('-X', o.method);
-  if (o.write && (token.value || o.security)) words.push('-H', '"Authorization: Bearer $TOKEN"');
+  if (bearer) words.push('-H', '@-');
   if (o.body) words.push('-H', quote('Content-Type: application/json'), '-d', quote(o.text));
   words.push(quote(location.origin + target(o)));
   const line = words.join(' ');
-  return words.includes('"Authorization: Bearer $TOKEN"') ? `TOKEN=$(sed -n 's/.*"token": *"\\([^"]*\\)".*/\\1/p' .ai/local/state/mcp/server.json)\n${line}` : line;
+  return bearer ? `sed -n 's/.*"token": *"\\([^"]*\\)".*/Authorization: Bearer \\1/p' .ai/local/state/mcp/server.json |\n${line}` : line;
 }
 
 async function send(o) {
