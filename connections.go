@@ -151,16 +151,16 @@ func (c *deadlineConn) Read(b []byte) (int, error) {
 
 // lost reports whether what was written last may not have been read: the other side has broken the connection off.
 func (c *deadlineConn) lost() bool {
-	return c.reset.Load() || !c.shut.Load() && !c.closed.Load() && brokenOff(c.Conn)
-}
-
-// readOut reports whether what was written last has been read: the other side has closed the connection after that.
-func (c *deadlineConn) readOut() bool {
-	arrived, err := endArrived(c.Conn)
-	if err != nil {
+	switch {
+	case c.reset.Load():
+	case c.closed.Load():
+		return false
+	case resetPending(c.Conn), !c.shut.Load() && brokenOff(c.Conn):
 		c.reset.Store(true)
+	default:
+		return false
 	}
-	return arrived && !c.lost()
+	return true
 }
 
 // linger lets a connection that is about to be closed come to its end at the other side first, to learn whether that has

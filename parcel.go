@@ -130,8 +130,8 @@ func (s *server) confirmedBy(n *session, r *http.Request) {
 	var known []int64
 	m.mu.Lock()
 	for number, p := range m.parcels {
-		// The answer has been read when this comes behind it on its connection, or when that has come to a good end.
-		if p.session == n && p.given != 0 && p.given < head && (p.conn == nil || p.conn == c || p.conn.readOut()) {
+		// Whoever asks on has read what was answered before, on whichever of its connections, unless it has broken that off.
+		if p.session == n && p.given != 0 && p.given < head && (p.conn == nil || p.conn == c || !p.conn.lost()) {
 			known = append(known, number)
 		}
 	}

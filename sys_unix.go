@@ -92,27 +92,23 @@ func brokenOff(nc net.Conn) bool {
 	return broken
 }
 
-// endArrived reports whether the other side of a connection has closed its way, whoever else may be waiting for that. An
-// error says that it was broken off; it is said only once.
-func endArrived(nc net.Conn) (arrived bool, err error) {
+// resetPending reports whether the other side of a connection has broken it off, which the system says only once, to this
+// question too.
+func resetPending(nc net.Conn) (reset bool) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
-		return false, nil
+		return false
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {
-		return false, nil
+		return false
 	}
 	raw.Control(func(fd uintptr) {
-		var n int
 		var b [1]byte
-		n, _, err = syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		arrived = n == 0 && err == nil
+		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		reset = err != nil && err != syscall.EAGAIN && err != syscall.EINTR
 	})
-	if err == syscall.EAGAIN || err == syscall.EINTR {
-		err = nil
-	}
-	return arrived, err
+	return reset
 }
 
 // ownGroup gives a command a process group of its own, so that killGroup ends its children too.
