@@ -309,6 +309,9 @@ type lease struct {
 	lost error       // set once, then the name is never touched again
 
 	altered bool // somebody has written into file, as far as was looked
+
+	alarm time.Duration // who has slept for longer may have been taken for dead; 0: nobody is
+	awake time.Time     // when this process was known to be, and not to have slept before that
 }
 
 // newLease makes a tenure of its own out of the elector's lease. The error is that of place.
@@ -430,13 +433,37 @@ func (l *lease) oursLocked() (bool, error) {
 	}
 	now, err := os.Lstat(l.path)
 	switch {
+	case err != nil && l.sleptLocked():
+		// Whoever had taken it over has acknowledged what we know nothing of: fails closed.
+		return false, l.loseLocked("it is gone, and while this process slept another may have had it")
 	case err != nil:
 		return false, nil
 	case os.SameFile(now, l.info):
+		l.awake = time.Now()
 		l.altered = now.Size() != l.info.Size() || !now.ModTime().Equal(l.info.ModTime())
 		return true, nil
 	}
 	return false, l.loseLocked("another file has taken its place")
+}
+
+// rouse has the lease take notice of how long this process does not run. From then on stir must be called more often.
+func (l *lease) rouse(alarm time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.alarm, l.awake = alarm, time.Now()
+}
+
+func (l *lease) sleptLocked() bool { return l.alarm > 0 && time.Since(l.awake) > l.alarm }
+
+// stir notes that this process runs; false when it has slept for so long that only the file can tell whose the lease is.
+func (l *lease) stir() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.sleptLocked() {
+		return false
+	}
+	l.awake = time.Now()
+	return true
 }
 
 // relinkLocked puts a new file of the same tenure in place of one that is gone. Failing is losing: fails closed, a server that

@@ -268,6 +268,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		s.releaseLease()
 		s.close()
 	})()
+	l.rouse(p.set.timing.busyGrace / 2)
 	looking := make(chan struct{}) // closed when the lease is not looked at any more
 	go s.lookAtLease(looking)
 	s.attend(ctx, p.client, own)
@@ -379,6 +380,8 @@ func (s *server) lookAtLease(done <-chan struct{}) {
 // lookUntil looks at the lease on every change; true when that is over, false
 // when it must be watched anew.
 func (s *server) lookUntil(done <-chan struct{}, again <-chan time.Time, changed <-chan struct{}) bool {
+	beat := time.NewTicker(s.set.timing.busyGrace / 4)
+	defer beat.Stop()
 	for {
 		watched := true
 		select {
@@ -386,6 +389,10 @@ func (s *server) lookUntil(done <-chan struct{}, again <-chan time.Time, changed
 			return true
 		case <-s.ending:
 			return true
+		case <-beat.C:
+			if s.lease.stir() {
+				continue
+			}
 		case <-again:
 			watched = false
 		case _, watched = <-changed:
