@@ -225,7 +225,8 @@ type storm struct {
 	hangs int
 }
 
-func runStorm(t *testing.T, profile stormProfile) {
+// newStorm makes the worktrees and names the clients, which begin by themselves.
+func newStorm(t *testing.T, profile stormProfile) *storm {
 	seed := cmp.Or(*stormSeed, rand.Uint64()>>1)
 	plan := newStormPlan(seed, profile)
 	say := func() {
@@ -258,6 +259,11 @@ func runStorm(t *testing.T, profile stormProfile) {
 			s.known[c.name] = true
 		}
 	}
+	return s
+}
+
+func runStorm(t *testing.T, profile stormProfile) {
+	s := newStorm(t, profile)
 	var all, watching sync.WaitGroup
 	for _, c := range s.peers {
 		all.Go(c.live)
