@@ -278,15 +278,15 @@ func sameBoard(ts *testscript.TestScript, clients []*proc, n int) {
 }
 
 func cmdHangup(ts *testscript.TestScript, neg bool, args []string) {
-	set, args := takeOptions(ts, args, "-stay", "-out")
-	checkUsage(ts, neg || len(args) < 1, "hangup [-stay|-out] NAME...")
+	set, args := takeOptions(ts, args, "-stay", "-out", "-unread")
+	checkUsage(ts, neg || len(args) < 1, "hangup [-stay|-out|-unread] NAME...")
 	before := -1
 	if set["-stay"] != "" {
 		before = attachedNow(ts)
 	}
 	for _, name := range args {
 		p := named(ts, name)
-		p.silent = true
+		p.silent, p.killed = true, set["-unread"] != ""
 		if set["-out"] != "" {
 			p.stdout.Close()
 			until(ts, func() string { // a process that is just being started has a copy of our end, and hides that it is gone

@@ -231,7 +231,12 @@ func commandMCP(ctx context.Context, args []string, stdin io.Reader, stdout, std
 		defer restore()
 		stdin = polled
 	}
-	p.client = newClient(stdin, stdout, name, os.Getenv)
+	if f, ok := stdout.(*os.File); ok {
+		polled, restore := pollable(f)
+		defer restore()
+		stdout = polled
+	}
+	p.client = newClient(stdin, stdout, name, set.timing.read, os.Getenv)
 	if set.aloneWhy == "" {
 		p.elector = newElector(p)
 	}

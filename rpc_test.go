@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 )
 
@@ -179,7 +180,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add([]byte("a\n\nb"), 1)
 	f.Fuzz(func(t *testing.T, in []byte, size int) {
 		var out bytes.Buffer
-		c := newClient(&pieces{in, max(1, size%7)}, &out, "x", func(string) string { return "" })
+		c := newClient(&pieces{in, max(1, size%7)}, &out, "x", time.Minute, func(string) string { return "" })
 		var got []string
 		for {
 			f, ok := c.next(context.Background(), nil)
@@ -218,7 +219,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 func TestLinesThatAreTooLong(t *testing.T) {
 	long := strings.Repeat("x", 2*maxMessage)
 	in := "a\n" + long[:maxMessage] + "\r\n" + long[:maxMessage+1] + "\n" + long + "\n" + long[:maxMessage] + "\nb"
-	c := newClient(strings.NewReader("\xef\xbb\xbf"+in), io.Discard, "x", func(string) string { return "" })
+	c := newClient(strings.NewReader("\xef\xbb\xbf"+in), io.Discard, "x", time.Minute, func(string) string { return "" })
 	for _, want := range []int{1, maxMessage, -1, -1, maxMessage, 1} {
 		f, ok := c.next(t.Context(), nil)
 		if !ok || f.tooLong != (want < 0) || len(f.raw) != max(want, 0) {

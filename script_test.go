@@ -34,6 +34,7 @@
 //	hangup [-stay|-out] NAME...
 //		close stdin of all, then require exit 0 of each and print what they still wrote. -stay: require that it has
 //		noticed, and serves on. -out: close their stdout first and send messages, whose answers have nowhere to go.
+//		-unread: what they wrote last may be cut, since they could not wait for ever for a reader.
 //	kill9 NAME..., signal NAME SIGNAL, status NAME SIGNAL|CODE
 //		SIGKILL and reap; send a signal; wait for the end and compare how it ended.
 //	race N [KIND]

@@ -114,17 +114,21 @@ func (f frame) repeatable() bool {
 
 // client is what the process knows of its own client, in every role.
 type client struct {
-	frames chan frame    // closed at the end of input
+	more   chan struct{} // a receive means that there may be something in queue, or that over is set
+	room   chan struct{} // a receive means that there may be room in queue
 	ended  chan struct{} // closed when the input has ended, read or not, or nobody reads the answers
 	broken chan struct{} // closed when stdout cannot be written any more
 	leave  sync.Once     // closes ended
 
-	out   io.Writer
-	outMu sync.Mutex
+	out      io.Writer
+	outMu    sync.Mutex
+	patience time.Duration // with a client that has closed our stdin and reads no answers
 
 	mu       sync.Mutex
 	back     []frame // given back unanswered, to be taken before frames
-	drained  bool    // frames is closed and empty
+	queue    []frame // read and not taken, after back
+	queued   int     // bytes of queue
+	over     bool    // nothing more is put into queue
 	identity string
 	address  *peerAddress
 	carried  carried      // what goes along to the next server
@@ -135,12 +139,14 @@ type client struct {
 	parcels  []int64      // written out, which no server has been told yet
 }
 
-func newClient(in io.Reader, out io.Writer, name string, getenv func(string) string) *client {
+func newClient(in io.Reader, out io.Writer, name string, patience time.Duration, getenv func(string) string) *client {
 	c := &client{
-		frames:   make(chan frame, 16),
+		more:     make(chan struct{}, 1),
+		room:     make(chan struct{}, 1),
 		ended:    make(chan struct{}),
 		broken:   make(chan struct{}),
 		out:      out,
+		patience: patience,
 		identity: randomHex(16),
 		address:  ownAddress(getenv, os.Getppid()),
 		carried:  carried{Name: getenv("MAJORDOMUS_NAME"), Circle: getenv("MAJORDOMUS_CIRCLE"), Role: getenv("MAJORDOMUS_ROLE"), Spawn: getenv("MAJORDOMUS_SPAWN")},
@@ -196,13 +202,45 @@ func (c *client) read(in io.Reader) {
 			c.mu.Lock()
 			c.spoke = time.Now()
 			c.mu.Unlock()
-			c.frames <- f
+			c.put(f)
 		}
 		if err != nil {
 			c.leave.Do(func() { close(c.ended) })
-			close(c.frames)
+			c.hurry()
+			c.mu.Lock()
+			c.over = true
+			c.mu.Unlock()
+			signalOn(c.more)
 			return
 		}
+	}
+}
+
+// readAhead is how many bytes of the client's messages wait here. It is more
+// than the system keeps of what a client has written before it closed our
+// stdin, or that would not be seen while nobody takes anything.
+const readAhead = 256 << 10
+
+// put queues a frame, when there is room.
+func (c *client) put(f frame) {
+	for {
+		c.mu.Lock()
+		if len(c.queue) == 0 || c.queued+len(f.raw) <= readAhead {
+			c.queue, c.queued = append(c.queue, f), c.queued+len(f.raw)
+			c.mu.Unlock()
+			signalOn(c.more)
+			return
+		}
+		c.mu.Unlock()
+		<-c.room
+	}
+}
+
+// signalOn makes the next receive succeed.
+func signalOn(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
 	}
 }
 
@@ -231,27 +269,36 @@ func tooLongAnswer() []byte {
 // when ctx or stop is done. What was given back because of stop is for whoever
 // comes after it.
 func (c *client) next(ctx context.Context, stop <-chan struct{}) (frame, bool) {
-	c.mu.Lock()
-	if len(c.back) > 0 && ctx.Err() == nil && !isClosed(stop) {
-		f := c.back[0]
-		c.back = c.back[1:]
-		c.mu.Unlock()
-		return f, true
-	}
-	c.mu.Unlock()
-	select {
-	case f, ok := <-c.frames:
-		if !ok {
-			c.mu.Lock()
-			c.drained = true
-			c.mu.Unlock()
+	for {
+		if ctx.Err() != nil || isClosed(stop) || isClosed(c.broken) {
+			return frame{}, false
 		}
-		return f, ok
-	case <-stop:
-	case <-ctx.Done():
-	case <-c.broken:
+		c.mu.Lock()
+		switch {
+		case len(c.back) > 0:
+			f := c.back[0]
+			c.back = c.back[1:]
+			c.mu.Unlock()
+			return f, true
+		case len(c.queue) > 0:
+			f := c.queue[0]
+			c.queue[0] = frame{} // lets go of its bytes
+			c.queue, c.queued = c.queue[1:], c.queued-len(f.raw)
+			c.mu.Unlock()
+			signalOn(c.room)
+			return f, true
+		case c.over:
+			c.mu.Unlock()
+			return frame{}, false
+		}
+		c.mu.Unlock()
+		select {
+		case <-c.more:
+		case <-stop:
+		case <-ctx.Done():
+		case <-c.broken:
+		}
 	}
-	return frame{}, false
 }
 
 // unread gives frames back, to be the next ones in this order.
@@ -271,7 +318,7 @@ func (c *client) done() bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.drained && len(c.back) == 0
+	return c.over && len(c.queue) == 0 && len(c.back) == 0
 }
 
 // write sends one answer: one write, so that lines never interleave. It reports
@@ -279,6 +326,7 @@ func (c *client) done() bool {
 func (c *client) write(answer []byte) bool {
 	c.outMu.Lock()
 	defer c.outMu.Unlock()
+	c.hurry()
 	_, err := c.out.Write(append(answer, '\n'))
 	if err != nil {
 		select {
@@ -289,6 +337,15 @@ func (c *client) write(answer []byte) bool {
 		}
 	}
 	return err == nil
+}
+
+// hurry bounds the write that goes on, once the client has closed our stdin:
+// one that reads no answer any more must keep nothing alive. Where stdout
+// cannot be polled it is no pipe, and nobody keeps a write waiting.
+func (c *client) hurry() {
+	if out, ok := c.out.(*os.File); ok && isClosed(c.ended) {
+		out.SetWriteDeadline(time.Now().Add(c.patience))
+	}
 }
 
 // arrivedIn notes the parcels of an answer that is out: whoever is the server

@@ -134,13 +134,17 @@ func closeOnExec() {
 // pollable lets the runtime wait for a pipe or socket on stdin without a thread of its own. A thread that is blocked in
 // read takes its processor along until the scheduler notices, which costs a bridged call as much again as all the rest. Terminals and
 // files stay as they are: others read them too. The second result undoes it.
-// One that serves as stdout or stderr too stays as it is, since a full buffer would look like an error there.
+// So it can give up writing to one that nobody reads. One that serves as another of the three too stays as it is, since a
+// full or empty buffer would look like an error there.
 func pollable(f *os.File) (*os.File, func()) {
 	info, err := f.Stat()
 	if err != nil || info.Mode()&(os.ModeNamedPipe|os.ModeSocket) == 0 {
 		return f, func() {}
 	}
-	for _, other := range []*os.File{os.Stdout, os.Stderr} {
+	for _, other := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {
+		if other == f {
+			continue
+		}
 		if o, err := other.Stat(); err != nil || os.SameFile(info, o) {
 			return f, func() {}
 		}
