@@ -54,8 +54,9 @@ type stormRun struct {
 	mu      sync.Mutex
 	open    map[string]*stormCall
 	ended   bool
-	doomed  bool // it was told to die: what is open may stay so
-	left    bool // its client has gone
+	dump    string // its log, once it has ended
+	doomed  bool   // it was told to die: what is open may stay so
+	left    bool   // its client has gone
 	stopped bool
 }
 
@@ -125,6 +126,8 @@ func (c *stormClient) live() {
 		waitAtMost(c.s.stop, a.pause)
 	}
 	c.settle()
+	c.s.acting.Done()
+	<-c.s.calm
 	c.drain()
 }
 

@@ -82,7 +82,7 @@ func (l *ledger) settleBroadcast(text, from, answer string) {
 			continue // it was taken because its own was not free yet, and its process is ended
 		}
 		m := l.broadcastLocked(text, from, name)
-		m.outcome = "acked"
+		m.outcome, m.settled = "acked", time.Now()
 		l.acked++
 	}
 }
