@@ -33,6 +33,9 @@ func (r *stormRun) urlsOf() (list []string) {
 func (s *storm) ended(r *stormRun) {
 	log, _ := os.ReadFile(r.log)
 	r.dump = string(log)
+	if strings.Contains(r.dump, aloneWords) {
+		r.c.alone.Store(true)
+	}
 	if brokeDown.Match(log) {
 		s.t.Errorf("%s broke down:\n%s", r.session, clipped(string(log), 20000))
 	}

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -25,6 +26,7 @@ type stormClient struct {
 	worktree int
 	next     func() action
 	runs     int
+	alone    atomic.Bool // some process of it that has ended has served it alone
 
 	mu  sync.Mutex
 	run *stormRun // the present one; nil before the first
