@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -108,7 +109,7 @@ func (l *ledger) receive(to, text string) (asks []openedAsk) {
 	for _, m := range stormLine.FindAllStringSubmatch(text, -1) {
 		again, kind, id, header, text := m[1] != "", m[2], m[3], m[5], m[6]
 		if m[4] == "majordomus" {
-			l.t.Logf("%s was told: %s", to, text)
+			l.noticeLocked(to, text)
 			continue
 		}
 		from := strings.TrimPrefix(m[4], "@")
@@ -129,6 +130,23 @@ func (l *ledger) receive(to, text string) (asks []openedAsk) {
 		l.arriveLocked(sent, again, m[0])
 	}
 	return asks
+}
+
+var notDelivered = regexp.MustCompile(`^not delivered \((.*)\): \w+ #\S+ (".*")$`)
+
+// noticeLocked takes down what a sender is told of its own messages: what was queued may come to nothing, but not silently.
+func (l *ledger) noticeLocked(to, text string) {
+	m := notDelivered.FindStringSubmatch(text)
+	if m == nil {
+		l.t.Logf("%s was told: %s", to, text)
+		return
+	}
+	what, err := strconv.Unquote(m[2])
+	if sent := l.sent[what]; err != nil || sent == nil || sent.from != to || sent.arrived > 0 {
+		l.t.Errorf("%s was told: %s", to, text)
+		return
+	}
+	l.sent[what].outcome = "reported"
 }
 
 func (l *ledger) arriveLocked(m *stormMessage, again bool, line string) {
