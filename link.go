@@ -15,6 +15,9 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// errUnanswered means that it was asked, and may have done what it was asked for.
+var errUnanswered = errors.New("it was lost while it was asked")
+
 // errNotServed means that there is no server, or none that answers: what was not stored may be stored later.
 var errNotServed = errors.New("its server does not answer")
 
@@ -41,17 +44,25 @@ func (s *server) here() place { return place{Root: s.checkout.root, GitDir: s.ch
 // refusal is final.
 func (s *server) callServer(ctx context.Context, root, method string, params any) (json.RawMessage, error) {
 	body := request(method, mustJSON(params))
+	asked := false // and not answered
+	failed := func(err error) error {
+		if asked {
+			return fmt.Errorf("%w: %w", err, errUnanswered)
+		}
+		return err
+	}
 	for {
 		l, reused, err := s.dialCheckout(ctx, root)
 		if err != nil {
-			return nil, err
+			return nil, failed(err)
 		}
 		r, err := l.conn.exchange(ctx, "POST", "/mcp", "Authorization: Bearer "+l.token+"\r\n", body, maxAnswer)
 		if err != nil {
+			asked = true
 			if reused && ctx.Err() == nil {
 				continue // the server may have gone since; the key sees to it that nothing is done twice
 			}
-			return nil, fmt.Errorf("%w: %v", errNotServed, err)
+			return nil, failed(fmt.Errorf("%w: %v", errNotServed, err))
 		}
 		switch code := r.code(); {
 		case r.status == http.StatusOK && code == "":
@@ -65,7 +76,7 @@ func (s *server) callServer(ctx context.Context, root, method string, params any
 			if reused && ctx.Err() == nil {
 				continue // another process may be the server there by now
 			}
-			return nil, fmt.Errorf("%w: %s", errNotServed, clip(r.message(), 200))
+			return nil, failed(fmt.Errorf("%w: %s", errNotServed, clip(r.message(), 200)))
 		}
 	}
 }

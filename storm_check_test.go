@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -31,6 +32,10 @@ func (r *stormRun) urlsOf() (list []string) {
 // ended looks at what a process has left behind.
 func (s *storm) ended(r *stormRun) {
 	log, _ := os.ReadFile(r.log)
+	r.dump = string(log)
+	if strings.Contains(r.dump, aloneWords) {
+		r.c.alone.Store(true)
+	}
 	if brokeDown.Match(log) {
 		s.t.Errorf("%s broke down:\n%s", r.session, clipped(string(log), 20000))
 	}
@@ -129,23 +134,28 @@ func (s *storm) checkCalm() {
 
 // checkEnd has all clients leave, and sees to it that nothing is left.
 func (s *storm) checkEnd() {
+	last := s.serverOf(0)
+	s.checkHeld()
 	for _, c := range s.peers {
-		c.current().leave()
+		if r := c.current(); r != last {
+			r.leave()
+		}
 	}
 	s.mu.Lock()
-	runs := slices.Clone(s.runs)
+	runs := slices.DeleteFunc(slices.Clone(s.runs), func(r *stormRun) bool { return r == last })
 	s.mu.Unlock()
 	for _, r := range runs {
 		waitAtMost(r.over, 2*patience)
 		if !isClosed(r.over) {
-			s.t.Errorf("%s has not ended %v after all clients left", r.session, 2*patience)
+			s.t.Errorf("%s has not ended %v after its client left", r.session, 2*patience)
 		}
 	}
-	if s.t.Failed() {
+	if s.t.Failed() || last == nil {
 		return
 	}
-	for _, dir := range s.dirs {
-		if r := readLease(s.path(leasePath(dir))); r.state != readingAbsent {
+	last.checkGoroutines()
+	for i, dir := range s.dirs {
+		if r := readLease(s.path(leasePath(dir))); r.held || i > 0 && r.state != readingAbsent {
 			s.t.Errorf("%s has a lease: %+v", dir, r)
 		}
 	}
@@ -157,6 +167,34 @@ func (s *storm) checkEnd() {
 		}
 	}
 	nothingLeft(s.t, s.mark)
+}
+
+// checkHeld sees to it that no server holds more descriptors than its sessions need.
+func (s *storm) checkHeld() {
+	if _, err := os.Stat("/proc/self/fd"); err != nil {
+		return
+	}
+	for w, clients := range s.plan.each {
+		most := 32 + 4*clients + 4*len(s.dirs)
+		if r := s.serverOf(w); r != nil {
+			if now := usageOf(s.t, r.cmd.Process.Pid); now.descriptors > most {
+				s.t.Errorf("the server of %s holds %d descriptors for %d clients", s.dirs[w], now.descriptors, clients)
+			}
+		}
+	}
+}
+
+var goroutineLine = regexp.MustCompile(`(?m)^goroutine [1-9]`)
+
+// checkGoroutines has a server whose own client is its last say what it is doing, which ends it.
+func (r *stormRun) checkGoroutines() {
+	r.doom(syscall.SIGQUIT)
+	<-r.over
+	if n := len(goroutineLine.FindAllString(r.dump, -1)); n > 40 {
+		r.c.s.t.Errorf("%s has %d goroutines for one client:\n%s", r.session, n, r.dump)
+	} else {
+		r.c.s.t.Logf("the last server had %d goroutines", n)
+	}
 }
 
 // endAll ends what is still there, after a failure.

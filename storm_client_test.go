@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -25,6 +26,7 @@ type stormClient struct {
 	worktree int
 	next     func() action
 	runs     int
+	alone    atomic.Bool // some process of it that has ended has served it alone
 
 	mu  sync.Mutex
 	run *stormRun // the present one; nil before the first
@@ -54,8 +56,9 @@ type stormRun struct {
 	mu      sync.Mutex
 	open    map[string]*stormCall
 	ended   bool
-	doomed  bool // it was told to die: what is open may stay so
-	left    bool // its client has gone
+	dump    string // its log, once it has ended
+	doomed  bool   // it was told to die: what is open may stay so
+	left    bool   // its client has gone
 	stopped bool
 }
 
@@ -125,6 +128,8 @@ func (c *stormClient) live() {
 		waitAtMost(c.s.stop, a.pause)
 	}
 	c.settle()
+	c.s.acting.Done()
+	<-c.s.calm
 	c.drain()
 }
 

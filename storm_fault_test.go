@@ -136,6 +136,17 @@ func (s *storm) cannotWrite(name string) bool {
 	return false
 }
 
+// hasBeenAlone says that some process of a client has served it alone.
+func (s *storm) hasBeenAlone(name string) bool {
+	for _, c := range s.peers {
+		if r := c.current(); c.name == name {
+			log, _ := os.ReadFile(r.log)
+			return c.alone.Load() || strings.Contains(string(log), aloneWords)
+		}
+	}
+	return false
+}
+
 // lockDir makes a directory unwritable, for root too where the file system knows how.
 func lockDir(dir string, lock bool) error {
 	mode, flag := os.FileMode(0o700), "-i"
@@ -227,13 +238,15 @@ func (s *storm) excuse(worktree int) {
 	s.t.Logf("the server of %s changed while its directory was deleted: what waited is given up", s.dirs[worktree])
 }
 
-var lastRole = regexp.MustCompile(`serving this client alone|serving this checkout at|bridging this client`)
+const aloneWords = "serving this client alone"
+
+var lastRole = regexp.MustCompile(aloneWords + `|serving this checkout at|bridging this client`)
 
 // alone says whether a process serves its client alone, by its own words.
 func (r *stormRun) alone() bool {
 	log, _ := os.ReadFile(r.log)
 	roles := lastRole.FindAllString(string(log), -1)
-	return len(roles) > 0 && roles[len(roles)-1] == "serving this client alone"
+	return len(roles) > 0 && roles[len(roles)-1] == aloneWords
 }
 
 // damage does something to a lease.

@@ -204,12 +204,15 @@ func TestStorm(t *testing.T) {
 type storm struct {
 	t     *testing.T
 	plan  *stormPlan
-	mark  string   // a variable that all processes inherit
-	dirs  []string // worktrees
-	clock string   // the file with the time by which schedules are due
-	stop  chan struct{}
-	peers []*stormClient
-	ids   atomic.Int64
+	mark  string        // a variable that all processes inherit
+	dirs  []string      // worktrees
+	clock string        // the file with the time by which schedules are due
+	stop  chan struct{} // closed when nobody begins anything more
+	calm  chan struct{} // closed when nobody has anything open, and all is due
+
+	acting sync.WaitGroup
+	peers  []*stormClient
+	ids    atomic.Int64
 	ledger
 	now      time.Time      // in clock; the faults' own
 	history  []string       // the faults, when they happened; likewise
@@ -236,10 +239,10 @@ func newStorm(t *testing.T, profile stormProfile) *storm {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	must(t, err)
 	s := &storm{
-		t: t, plan: plan, mark: fmt.Sprintf("STORM=%d-%d", os.Getpid(), seed), stop: make(chan struct{}), clock: filepath.Join(root, "clock"),
+		t: t, plan: plan, mark: fmt.Sprintf("STORM=%d-%d", os.Getpid(), seed), stop: make(chan struct{}), calm: make(chan struct{}), clock: filepath.Join(root, "clock"),
 		urls: map[string]string{}, done: map[string]int{}, now: time.Date(2026, 3, 1, 10, 0, 0, 0, time.UTC),
 	}
-	s.ledger = ledger{t: t, lenient: s.cannotWrite, known: map[string]bool{}, sent: map[string]*stormMessage{}, order: map[[2]string]int{}}
+	s.ledger = ledger{t: t, lenient: s.cannotWrite, wasAlone: s.hasBeenAlone, known: map[string]bool{}, sent: map[string]*stormMessage{}, order: map[[2]string]int{}}
 	s.unwell = make([]atomic.Int64, len(plan.each))
 	s.setClock(s.now)
 	if s.mounts, s.mountsAt, err = ownMounts(); err != nil {
@@ -265,16 +268,20 @@ func newStorm(t *testing.T, profile stormProfile) *storm {
 func runStorm(t *testing.T, profile stormProfile) {
 	s := newStorm(t, profile)
 	var all, watching sync.WaitGroup
+	s.acting.Add(len(s.peers))
 	for _, c := range s.peers {
 		all.Go(c.live)
 	}
-	calm := make(chan struct{}) // closed when there is no more to watch
-	watching.Go(func() { s.watch(calm) })
+	still := make(chan struct{}) // closed when there is no more to watch
+	watching.Go(func() { s.watch(still) })
 	s.blow()
 	close(s.stop)
-	s.setClock(s.now.Add(time.Hour)) // all that is to come later is due
+	s.acting.Wait()
+	s.setClock(s.now.Add(time.Hour)) // all that was to come later is due
+	close(s.calm)
 	all.Wait()
 	s.checkLedger(func(text string) (traces []string) {
+		text, _, _ = strings.Cut(text, " to ")
 		for _, dir := range s.dirs {
 			journal, _ := os.ReadFile(journalPath(s.path(dir)))
 			for line := range strings.Lines(string(journal)) {
@@ -286,7 +293,7 @@ func runStorm(t *testing.T, profile stormProfile) {
 		return traces
 	})
 	s.checkCalm()
-	close(calm)
+	close(still)
 	watching.Wait()
 	s.checkEnd()
 	t.Log(s.figures())

@@ -313,7 +313,10 @@ func (s *server) post(ctx context.Context, e *entry, to *meshPeer, l letter) (no
 	out := s.outgoing(e, to.Path, l)
 	h := handed{}
 	if s.lease == nil { // nothing outlives this process, so nothing is kept for later: sent now or refused
-		if h = s.deliver(ctx, &out); errors.Is(h.err, errNotServed) {
+		switch h = s.deliver(ctx, &out); {
+		case errors.Is(h.err, errUnanswered):
+			return "", outcomeUnknown("the server of " + to.Path + " was lost while it took the message")
+		case errors.Is(h.err, errNotServed):
 			return "", refuse("refused", "not sent: this process serves its client alone, and %v", h.err)
 		}
 		return h.note, h.err
