@@ -43,6 +43,7 @@ func (s *server) answerBatch(ctx context.Context, n *session, raw []byte) []byte
 	if err != nil {
 		return errorMessage(nil, err)
 	}
+	ctx = context.WithValue(ctx, inBatch{}, true)
 	var answers [][]byte
 	size := 0
 	for _, e := range elements {

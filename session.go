@@ -55,6 +55,11 @@ type waitingCalls struct {
 // the calls that may wait.
 type callOrder struct{}
 
+// inBatch is the key that marks a call as part of a batch: it does not wait,
+// because all that is behind the batch would wait with it, its cancellation and
+// the end of the input included.
+type inBatch struct{}
+
 // begin registers a call, so that notifications/cancelled can end it. The
 // returned function must be called when the call has ended.
 func (w *waitingCalls) begin(ctx context.Context, id json.RawMessage) (context.Context, func()) {
@@ -68,7 +73,7 @@ func (w *waitingCalls) begin(ctx context.Context, id json.RawMessage) (context.C
 		w.ends = map[string]context.CancelCauseFunc{}
 	}
 	w.ends[string(id)] = cancel
-	if w.over {
+	if w.over || ctx.Value(inBatch{}) != nil {
 		cancel(errInputEnded)
 	}
 	return ctx, func() {
