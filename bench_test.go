@@ -241,7 +241,7 @@ func BenchmarkSessions(b *testing.B) {
 			least := crowd(floorAddress(dir))
 			before := memoryOf(server)
 			ours := crowd(serverAddress(dir))
-			for range 2000/n + 1 { // past the growth of a young heap, which is no session's
+			for range 500/n + 1 { // past the growth of a young heap, which is no session's
 				ours()
 			}
 			grown := memoryOf(server) - before

@@ -187,13 +187,20 @@ func (m *mesh) wakeLocked(box boardName) {
 	}
 }
 
-// everything gives the entries of the present state.
+// everything gives the entries of the present state. They are handed out when the mutex has been given back: to encode a
+// full journal takes as long as to read it, and a client that has just started would wait for it. All that they refer to
+// is changed by the journal's writer only, which is who calls this.
 func (m *mesh) everything(each func(*entry)) (vital bool) {
+	var all []*entry
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.state.sweep(millis())
-	m.state.entries(each)
-	return m.state.vital()
+	m.state.entries(func(e *entry) { all = append(all, e) })
+	vital = m.state.vital()
+	m.mu.Unlock()
+	for _, e := range all {
+		each(e)
+	}
+	return vital
 }
 
 // nameChanged notes that a name has been taken or left. The board's mutex is held, which keeps the order; the human is not
