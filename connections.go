@@ -149,28 +149,39 @@ func (c *deadlineConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// lost reports whether what was written last may not have been read: the other side has broken the connection off.
+// lost reports whether what was written last may not have been read: the other side has broken the connection off. Another
+// goroutine may notice that first and close: what it noticed stands before it does.
 func (c *deadlineConn) lost() bool {
-	switch {
-	case c.reset.Load():
-	case c.closed.Load():
-		return false
-	case resetPending(c.Conn), !c.shut.Load() && brokenOff(c.Conn):
-		c.reset.Store(true)
-	default:
-		return false
+	_, lost := c.over()
+	return lost
+}
+
+// over reports whether the other side has closed the connection, having read all of it, or has broken it off. Neither need
+// have arrived yet when its next request does, which takes another way through the system. Once both ways are shut only
+// what Read was told tells one from the other.
+func (c *deadlineConn) over() (read, lost bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	shut := c.shut.Load()
+	if !c.closed.Load() {
+		closed, broken := endArrived(c.Conn)
+		if broken || !shut && brokenOff(c.Conn) {
+			c.reset.Store(true)
+		}
+		read = closed && !shut
 	}
-	return true
+	lost = c.reset.Load()
+	return (read || c.ended.Load()) && !lost, lost
 }
 
 // linger lets a connection that is about to be closed come to its end at the other side first, to learn whether that has
 // read everything: of one that is closed here nothing is heard any more.
 func (c *deadlineConn) linger(ended, over <-chan struct{}) {
+	c.shut.Store(true)
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok || half.CloseWrite() != nil {
 		return
 	}
-	c.shut.Store(true)
 	t := time.NewTimer(lingerTime)
 	defer t.Stop()
 	select {

@@ -141,7 +141,7 @@ func (m *mesh) waitingLocked(box boardName) (list []*letter, more int) {
 	now, room, full := millis(), readLimit, false
 	var onTheWay []address
 	for _, l := range m.state.boxes[box] {
-		if m.parcels[l.held] != nil { // not one that has arrived and is only still listed
+		if p := m.parcels[l.held]; p != nil && !p.passed { // not one that has arrived and is only still listed
 			onTheWay = append(onTheWay, l.From)
 		}
 		switch size := l.size(); {

@@ -21,6 +21,7 @@ type parcel struct {
 	session *session      // nil: the human
 	given   time.Duration // since the server started: when the answer was written, for a session that confirms by its next request; 0 before
 	conn    *deadlineConn // on which it was given; nil when that has come to its end
+	passed  bool          // its session has asked on since, on another connection
 }
 
 // exchange is one request being answered, as far as what becomes of the answer matters.
@@ -130,13 +131,35 @@ func (s *server) confirmedBy(n *session, r *http.Request) {
 	var known []int64
 	m.mu.Lock()
 	for number, p := range m.parcels {
-		// Whoever asks on has read what was answered before, on whichever of its connections, unless it has broken that off.
-		if p.session == n && p.given != 0 && p.given < head && (p.conn == nil || p.conn == c || !p.conn.lost()) {
+		if p.session != n || p.given == 0 || p.given >= head {
+			continue
+		}
+		if p.conn == nil || p.conn == c {
 			known = append(known, number)
+			continue
+		}
+		switch read, lost := p.conn.over(); {
+		case read:
+			known = append(known, number)
+		case !lost && !p.passed:
+			// Who asks on has read what was answered before, unless it has just broken that connection off: that shows soon.
+			p.passed = true
+			time.AfterFunc(confirmTime, func() { s.confirmPassed(number) })
 		}
 	}
 	m.mu.Unlock()
 	m.confirm(loose, known...)
+}
+
+func (s *server) confirmPassed(number int64) {
+	m := s.mesh
+	m.mu.Lock()
+	p := m.parcels[number]
+	arrived := p != nil && (p.conn == nil || !p.conn.lost())
+	m.mu.Unlock()
+	if arrived && s.calls.Err() == nil {
+		m.confirm(loose, number)
+	}
 }
 
 // answered settles what an answer on stdio carried, now that it is known whether it was written.
@@ -165,19 +188,19 @@ func (s *server) writeCarrying(w http.ResponseWriter, r *http.Request, n *sessio
 	if len(x.parcels) == 0 {
 		return
 	}
+	conn, _ := r.Context().Value(connKey{}).(*deadlineConn)
+	m.handing(x, conn, bridge, time.Since(s.started)) // before it is read: the next request may come at once
 	if err := http.NewResponseController(w).Flush(); err != nil {
 		m.release(true, x.parcels...)
 		return
 	}
-	conn, _ := r.Context().Value(connKey{}).(*deadlineConn)
-	m.handed(x, conn, bridge, time.Since(s.started))
 	if conn != nil && !bridge && (r.Close || w.Header().Get("Connection") == "close") {
 		conn.linger(r.Context().Done(), s.ending)
 	}
 }
 
-// handed notes that an answer was written.
-func (m *mesh) handed(x *exchange, conn *deadlineConn, bridge bool, now time.Duration) {
+// handing notes that an answer is being written.
+func (m *mesh) handing(x *exchange, conn *deadlineConn, bridge bool, now time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, number := range x.parcels {

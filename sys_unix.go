@@ -92,23 +92,24 @@ func brokenOff(nc net.Conn) bool {
 	return broken
 }
 
-// resetPending reports whether the other side of a connection has broken it off, which the system says only once, to this
-// question too.
-func resetPending(nc net.Conn) (reset bool) {
+// endArrived reports whether the other side of a connection has closed its way, or has broken the connection off, which the
+// system says only once. Neither takes anything from whoever reads.
+func endArrived(nc net.Conn) (closed, broken bool) {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
-		return false
+		return false, false
 	}
 	raw, err := sc.SyscallConn()
 	if err != nil {
-		return false
+		return false, false
 	}
 	raw.Control(func(fd uintptr) {
 		var b [1]byte
-		_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
-		reset = err != nil && err != syscall.EAGAIN && err != syscall.EINTR
+		n, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)
+		closed = n == 0 && err == nil
+		broken = err != nil && err != syscall.EAGAIN && err != syscall.EINTR
 	})
-	return reset
+	return closed, broken
 }
 
 // ownGroup gives a command a process group of its own, so that killGroup ends its children too.

@@ -23,8 +23,8 @@ func endPending(net.Conn) bool { return false }
 // brokenOff cannot be asked here; no server is shared here either.
 func brokenOff(net.Conn) bool { return false }
 
-// resetPending cannot be asked either.
-func resetPending(net.Conn) bool { return false }
+// endArrived cannot be asked either.
+func endArrived(net.Conn) (closed, broken bool) { return false, false }
 
 // ownGroup is not needed: killGroup ends the command alone.
 func ownGroup(*exec.Cmd) {}
