@@ -220,10 +220,7 @@ func newMember(a attachment) *boardEntry {
 	if a.Carried.Initialize != nil || a.Carried.Version != "" || a.Carried.Episode != nil {
 		m.carried = &carried{Initialize: a.Carried.Initialize, Version: a.Carried.Version, Episode: a.Carried.Episode}
 	}
-	var params struct{ ClientInfo clientInfo }
-	if json.Unmarshal(a.Carried.Initialize, &params) == nil {
-		m.identify(params.ClientInfo)
-	}
+	m.identify(readClientInfo(member(a.Carried.Initialize, "clientInfo")))
 	at := stamp(now)
 	for _, c := range a.Carried.Claims {
 		c, err := restoreClaim(c)
@@ -246,6 +243,11 @@ func (b *board) identify(id peerID, c clientInfo) {
 	if m := b.findLocked(id); m != nil && m.identify(c) && m.attached {
 		b.tellLocked(m)
 	}
+}
+
+// readClientInfo takes keys by their exact case, as everywhere; what is no string is not there.
+func readClientInfo(info json.RawMessage) clientInfo {
+	return clientInfo{Name: stringMember(info, "name"), Title: stringMember(info, "title"), Version: stringMember(info, "version")}
 }
 
 // identify reports whether that changed anything: modern clients say who they are with every request.

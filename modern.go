@@ -47,8 +47,8 @@ func (s *server) modernMethod(ctx context.Context, n *session, m message) (json.
 	if err := checkMeta(meta); err != nil {
 		return nil, err
 	}
-	if info := (clientInfo{}); n != nil && n.peer != "" && json.Unmarshal(member(meta, metaClient), &info) == nil {
-		s.board.identify(n.peer, info)
+	if n != nil && n.peer != "" {
+		s.board.identify(n.peer, readClientInfo(member(meta, metaClient)))
 	}
 	switch m.method {
 	case "server/discover":

@@ -122,24 +122,13 @@ func checkCursor(params json.RawMessage) error {
 	return nil
 }
 
-// initializeParams is what a server reads of initialize. Everything in it may
-// be missing: an odd client is better served than refused.
-type initializeParams struct {
-	ProtocolVersion string     `json:"protocolVersion"`
-	ClientInfo      clientInfo `json:"clientInfo"`
-}
-
+// initialize takes what it can read: everything may be missing or be of another
+// type, because an odd client is better served than refused.
 func (s *server) initialize(n *session, params json.RawMessage) (json.RawMessage, error) {
-	var p initializeParams
-	if len(params) > 0 {
-		if err := json.Unmarshal(params, &p); err != nil {
-			return nil, rpcErrorf(codeInvalidParams, "initialize: %v", err)
-		}
-	}
-	s.board.identify(n.peer, p.ClientInfo)
+	s.board.identify(n.peer, readClientInfo(member(params, "clientInfo")))
 	version := legacyVersions[0]
-	if slices.Contains(legacyVersions, p.ProtocolVersion) {
-		version = p.ProtocolVersion
+	if asked := stringMember(params, "protocolVersion"); slices.Contains(legacyVersions, asked) {
+		version = asked
 	}
 	n.mu.Lock()
 	n.version = version

@@ -9,7 +9,8 @@
 //	raw WANT LINE... '' [PART...]
 //		the lines with CRLF, then the parts as they are, with the escapes of `bytes`. WANT lists with commas the answers
 //		that come before the server closes, which it must do: one more request is sent after them, as a fence, unless
-//		WANT ends with `closed`, which waits until it closes by itself. `hangup` reads one byte of the answer and closes.
+//		WANT ends with `closed`, which waits until it closes by itself. `hangup` reads one byte of the answer and closes,
+//		`hangup:FILE` none, when FILE is there.
 //	closed URL
 //		wait until nobody listens there.
 package main
@@ -22,6 +23,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -144,6 +146,15 @@ func cmdRaw(ts *testscript.TestScript, neg bool, args []string) {
 		}
 	}
 	send(request)
+	if file, ok := strings.CutPrefix(args[0], "hangup:"); ok {
+		until(ts, func() string {
+			if _, err := os.Stat(ts.MkAbs(file)); err != nil {
+				return err.Error()
+			}
+			return ""
+		})
+		return
+	}
 	if args[0] == "hangup" {
 		_, err := conn.Read(make([]byte, 1))
 		ts.Check(err)
