@@ -225,7 +225,6 @@ type storm struct {
 	runs  []*stormRun       // that have not ended
 	urls  map[string]string // of servers that have been, and their worktrees
 	done  map[string]int    // figures
-	hangs int
 }
 
 // newStorm makes the worktrees and names the clients, which begin by themselves.
