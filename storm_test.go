@@ -221,10 +221,10 @@ type storm struct {
 	mounts   func(func())
 	mountsAt func(string) string
 
-	mu    sync.Mutex
-	runs  []*stormRun       // that have not ended
-	urls  map[string]string // of servers that have been, and their worktrees
-	done  map[string]int    // figures
+	mu   sync.Mutex
+	runs []*stormRun       // that have not ended
+	urls map[string]string // of servers that have been, and their worktrees
+	done map[string]int    // figures
 }
 
 // newStorm makes the worktrees and names the clients, which begin by themselves.
