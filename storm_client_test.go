@@ -56,9 +56,10 @@ type stormRun struct {
 	mu      sync.Mutex
 	open    map[string]*stormCall
 	ended   bool
-	dump    string // its log, once it has ended
-	doomed  bool   // it was told to die: what is open may stay so
-	left    bool   // its client has gone
+	dump    string           // its log, once it has ended
+	doomed  bool             // it was told to die: what is open may stay so
+	signals []syscall.Signal // that were to end it
+	left    bool             // its client has gone
 	stopped bool
 }
 
@@ -341,7 +342,7 @@ func (c *stormClient) tool(name, arguments string, then func(*stormAnswer)) *sto
 // doom sends a signal that ends the process.
 func (r *stormRun) doom(sig syscall.Signal) {
 	r.mu.Lock()
-	r.doomed = true
+	r.doomed, r.signals = true, append(r.signals, sig)
 	r.mu.Unlock()
 	r.cmd.Process.Signal(sig)
 }

@@ -313,7 +313,10 @@ func (s *storm) diesOf(r *stormRun, sig syscall.Signal) {
 		r.doom(syscall.SIGQUIT)
 		return
 	}
-	if status := r.cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != sig && status.Signal() != syscall.SIGKILL {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// It may have been told twice, and then ends by one of them.
+	if status := r.cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || !slices.Contains(r.signals, status.Signal()) {
 		s.t.Errorf("%s has got %v and ended with %v", r.session, sig, r.cmd.ProcessState)
 	}
 }
