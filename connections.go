@@ -219,9 +219,7 @@ func (c *deadlineConn) Close() error {
 	if c.cut.Swap(false) {
 		c.s.cutOff.Add(1)
 	}
-	if c.lost() {
-		c.reset.Store(true)
-	}
+	c.over() // it is noted, and nothing is heard of it any more
 	c.closed.Store(true)
 	c.s.strangers.leave(c)
 	c.s.mesh.connectionEnded(c)

@@ -2,8 +2,9 @@ package main
 
 // A parcel is the letters of one answer. It is consumed when it is known that the answer was written: by the owner's stdio
 // at once, by a bridge when it says so on a later request, by any other HTTP session, and by the human, with the next
-// request, unless the connection was broken off before all of the answer was read. Until then its letters are in no other answer; when the session is lost they come again, marked. The journal knows a parcel before its
-// answer is written, so that the next server can mark what may have been seen, and can be told by a bridge that it was.
+// request, unless the connection was broken off before all of the answer was read. Until then its letters are in no other
+// answer; when the session is lost they come again, marked. The journal knows a parcel before its answer is written, so
+// that the next server can mark what may have been seen, and can be told by a bridge that it was.
 
 import (
 	"context"
