@@ -158,11 +158,7 @@ func TestWhoDoesNotRead(t *testing.T) {
 	if err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatalf("the server still holds on: %v", err)
 	}
-	for limit := time.Now().Add(patience); s.running.Load() > 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatal("the answer is still being written")
-		}
-	}
+	eventually(t, "the answer is not being written any more", func() bool { return s.running.Load() == 0 })
 }
 
 // Very many open connections close each other, and none that has shown the token.

@@ -95,9 +95,7 @@ func startBrowser(t *testing.T) *browser {
 	t.Cleanup(func() {
 		b.end(t)
 		out.Close()
-		for deadline := time.Now().Add(patience); os.RemoveAll(dir) != nil && time.Now().Before(deadline); {
-			<-time.After(10 * time.Millisecond) // its children are in the middle of their last writes
-		}
+		poll(patience, func() bool { return os.RemoveAll(dir) == nil }) // its children are in the middle of their last writes
 	})
 	return b
 }

@@ -10,10 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
-
-const gatherPatience = 30 * time.Second // bounds every wait of these tests
 
 // gitIn runs git as a user without any configuration would.
 func gitIn(t testing.TB, dir string, args ...string) string {
@@ -81,7 +78,7 @@ func mustWrite(t testing.TB, path, text string) {
 // first, and returns the listing.
 func enumerates(t testing.TB, c checkout, want ...string) listing {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), gatherPatience)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	l := c.enumerate(ctx)
 	var got []string

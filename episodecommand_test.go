@@ -79,11 +79,7 @@ func TestEpisodeCommandKilled(t *testing.T) {
 	}
 	for _, pid := range got[:2] {
 		number, _ := strconv.Atoi(pid)
-		for deadline := time.Now().Add(patience); running(number); time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%s is still running", pid)
-			}
-		}
+		eventually(t, pid+" has ended", func() bool { return !running(number) })
 	}
 }
 

@@ -473,10 +473,8 @@ func TestEpisodesAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	for deadline := time.Now().Add(patience); s.listed(nil) != ""; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("left behind: %s", s.listed(nil))
-		}
+	if !poll(patience, func() bool { return s.listed(nil) == "" }) {
+		t.Fatalf("left behind: %s", s.listed(nil))
 	}
 }
 

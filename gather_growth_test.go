@@ -78,7 +78,7 @@ func TestGatherLeavesNothing(t *testing.T) {
 			}
 		}
 		// The connections of a sibling end a little after its answer.
-		gatherUntil(t, func() bool { return runtime.NumGoroutine() <= idle+2 })
+		eventually(t, "what another process does", func() bool { return runtime.NumGoroutine() <= idle+2 })
 		var m runtime.MemStats
 		runtime.GC()
 		runtime.GC() // a second one empties the pools

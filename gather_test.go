@@ -23,7 +23,7 @@ func mustList(t testing.TB, s *server, in peersInput) peersOutput {
 		t.Fatal(err)
 	}
 	// The bound itself is TestGatherIsBounded's; this only says that a test machine that is busy was not stuck.
-	if took := time.Since(start); took > gatherPatience {
+	if took := time.Since(start); took > patience {
 		t.Fatalf("a gather took %v", took)
 	}
 	return out
@@ -459,7 +459,7 @@ func TestGatherIsBounded(t *testing.T) {
 func TestGatherAsks32AtOnce(t *testing.T) {
 	root := gitRepo(t)
 	main := serving(t, gatherServer(mustFind(t, root)))
-	main.set.timing.probe = gatherPatience
+	main.set.timing.probe = patience
 	var asking, most atomic.Int64
 	var once sync.Once
 	full := make(chan struct{}) // closed when as many ask as may
@@ -493,13 +493,13 @@ func TestGatherAsks32AtOnce(t *testing.T) {
 func TestGatherSharesGit(t *testing.T) {
 	root, _ := gatherRepo(t, "wt")
 	s := gatherServer(mustFind(t, root))
-	s.set.timing.probe = gatherPatience
+	s.set.timing.probe = patience
 	dir := t.TempDir()
 	started, release := filepath.Join(dir, "started"), filepath.Join(dir, "release")
 	fakeGit(t, "echo >>'"+started+"'; while ! test -e '"+release+"'; do sleep 0.01; done; exec \"$GIT\" \"$@\"")
 	first := make(chan listing, 1) // a receive is the answer of the one that started git
 	go func() { first <- s.enumerate(context.Background()) }()
-	gatherUntil(t, func() bool { _, err := os.Stat(started); return err == nil })
+	eventually(t, "what another process does", func() bool { _, err := os.Stat(started); return err == nil })
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 20 {
@@ -513,7 +513,7 @@ func TestGatherSharesGit(t *testing.T) {
 		if l.reason != "" || len(l.checkouts) != 2 {
 			t.Errorf("%+v", l)
 		}
-	case <-time.After(gatherPatience):
+	case <-time.After(patience):
 		t.Fatal("it never came back")
 	}
 	if text, _ := os.ReadFile(started); string(text) != "\n" {

@@ -100,16 +100,10 @@ func usageOf(t *testing.T, pid int) holding {
 
 // settlesAt waits until the process holds no more descriptors than before.
 func (l *loaded) settlesAt(before holding) (now holding) {
-	for deadline := time.Now().Add(2 * patience); ; <-time.After(20 * time.Millisecond) {
-		now = usageOf(l.t, l.pid)
-		if now.descriptors <= before.descriptors {
-			return now
-		}
-		if time.Now().After(deadline) {
-			l.t.Errorf("the server holds %d descriptors, and held %d before", now.descriptors, before.descriptors)
-			return now
-		}
+	if !poll(2*patience, func() bool { now = usageOf(l.t, l.pid); return now.descriptors <= before.descriptors }) {
+		l.t.Errorf("the server holds %d descriptors, and held %d before", now.descriptors, before.descriptors)
 	}
+	return now
 }
 
 func TestLoadSessions(t *testing.T) {

@@ -3,7 +3,7 @@
 // The scenarios of testdata/script: real processes on pipes and sockets, planted files, kills, races.
 //
 // Every script starts in a fresh git checkout, $WORK/repo, with $LEASE naming its lease file. Three rules keep them
-// honest. Nothing sleeps: a command waits for an event, at most `patience`, and polls in one place, `until`; absence is
+// honest. Nothing sleeps: a command waits for an event, at most `patience`, and polls in one place, `poll`; absence is
 // proved by a fence. Readers of pipes only send lines on a channel: Fatalf panics, and only the script's goroutine
 // recovers. What a script started it ends, by its process id. Every line that a client wrote on stdout must have been
 // JSON-RPC, none may hold the token of a lease, and what it wrote on stderr no character that steers a terminal, whatever
@@ -79,9 +79,6 @@ var (
 	rounds = flag.Int("rounds", 3, "rounds of each race; their long form is 50")
 )
 
-// patience bounds every wait. It is no measure of speed: a busy machine may take its time, a hung program may not.
-const patience = 30 * time.Second
-
 func TestMain(m *testing.M) {
 	// Scripts wait more than they work, so more of them than processors may run; -parallel says otherwise.
 	flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0)))
@@ -99,8 +96,8 @@ func runProgram() {
 	stall := sync.OnceFunc(func() {
 		mark := filepath.Join(os.Getenv("WORK"), "stalled")
 		os.WriteFile(mark, nil, 0o600)
-		for err := error(nil); err == nil; time.Sleep(10 * time.Millisecond) {
-			_, err = os.Lstat(mark)
+		for !poll(patience, func() bool { _, err := os.Lstat(mark); return err != nil }) {
+			// until the script goes on, however long that takes: what it started ends with it
 		}
 	})
 	switch os.Getenv("STALL") {
@@ -160,7 +157,7 @@ func nothingLeft(t *testing.T, mark string) {
 		t.Skip("needs /proc to see the environment of processes; run it on Linux")
 	}
 	var left []string
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+	gone := poll(patience, func() bool {
 		left = nil
 		files, _ := filepath.Glob("/proc/[0-9]*/environ")
 		for _, file := range files {
@@ -170,9 +167,10 @@ func nothingLeft(t *testing.T, mark string) {
 				left = append(left, filepath.Base(filepath.Dir(file))+" "+strings.ReplaceAll(string(line), "\x00", " "))
 			}
 		}
-		if left == nil {
-			return
-		}
+		return left == nil
+	})
+	if gone {
+		return
 	}
 	t.Errorf("still running after all scripts have ended: %q", left)
 }
@@ -248,16 +246,11 @@ func (w *world) environ(ts *testscript.TestScript) []string {
 	return env
 }
 
-// until is the one place that polls: it asks until there is no complaint any more.
+// until asks until there is no complaint any more.
 func until(ts *testscript.TestScript, complaint func() string) {
-	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		last := complaint()
-		if last == "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			ts.Fatalf("after %v: %s", patience, last)
-		}
+	last := ""
+	if !poll(patience, func() bool { last = complaint(); return last == "" }) {
+		ts.Fatalf("after %v: %s", patience, last)
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 func gatherServer(c checkout) *server {
 	return &server{
 		checkout: c, board: newBoard(), log: slog.New(slog.NewTextHandler(io.Discard, nil)), started: time.Now(),
-		set: &settings{version: "1.0.0", timing: timings{probe: gatherPatience, bindGrace: 15 * time.Second}},
+		set: &settings{version: "1.0.0", timing: timings{probe: patience, bindGrace: 15 * time.Second}},
 	}
 }
 

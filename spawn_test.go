@@ -16,7 +16,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // allowCommands writes a configuration that allows them, and hides tmux.
@@ -42,15 +41,6 @@ func spawnCheckout(t *testing.T) string {
 	root := newCheckout(t)
 	must(t, os.WriteFile(filepath.Join(root, ".git", "HEAD"), []byte("ref: refs/heads/main\n"), 0o600))
 	return root
-}
-
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("not in time: " + what)
-		}
-	}
 }
 
 var spawnRounds = flag.Int("spawns", 50, "processes that TestSpawnGrowth spawns; its long form is 1000")

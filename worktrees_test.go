@@ -233,7 +233,7 @@ b" >&2; exit 1`: "fatal: a b",
 	} {
 		t.Run(script, func(t *testing.T) {
 			fakeGit(t, script)
-			ctx, cancel := context.WithTimeout(t.Context(), gatherPatience)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
 			l := c.enumerate(ctx)
 			if len(l.checkouts) != 1 || l.checkouts[0].root != root || !strings.Contains(l.reason, want) || strings.Contains(l.reason, "\n") || len(l.reason) > 2*gitWordsLimit {
@@ -274,14 +274,14 @@ func TestGitHangs(t *testing.T) {
 	c := mustFind(t, root)
 	answer := make(chan listing, 1) // a receive is what enumerating came to
 	go func() { answer <- c.enumerate(ctx) }()
-	gatherUntil(t, func() bool { _, err := os.Stat(pids); return err == nil })
+	eventually(t, "what another process does", func() bool { _, err := os.Stat(pids); return err == nil })
 	cancel(context.DeadlineExceeded) // as its timeout does
 	select {
 	case l := <-answer:
 		if !strings.Contains(l.reason, "in time") || len(l.checkouts) != 1 {
 			t.Errorf("%+v", l)
 		}
-	case <-time.After(gatherPatience):
+	case <-time.After(patience):
 		t.Fatal("it hangs with its git")
 	}
 	text, err := os.ReadFile(pids)
@@ -291,7 +291,7 @@ func TestGitHangs(t *testing.T) {
 	var child, git int
 	fmt.Sscan(string(text), &child, &git)
 	for _, pid := range []int{child, git} {
-		gatherUntil(t, func() bool { return gatherDead(pid) })
+		eventually(t, "what another process does", func() bool { return gatherDead(pid) })
 	}
 }
 
@@ -303,16 +303,6 @@ func gatherDead(pid int) bool {
 	}
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && strings.Contains(string(stat), ") Z ")
-}
-
-// gatherUntil waits for what another process does.
-func gatherUntil(t testing.TB, done func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(gatherPatience); !done(); <-time.After(10 * time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatal("waited in vain")
-		}
-	}
 }
 
 func TestParseWorktrees(t *testing.T) {
