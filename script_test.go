@@ -60,6 +60,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -82,7 +83,21 @@ var (
 func TestMain(m *testing.M) {
 	// Scripts wait more than they work, so more of them than processors may run; -parallel says otherwise.
 	flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0)))
-	testscript.Main(m, map[string]func(){"majordomus": runProgram, "fake": runFake})
+	testscript.Main(suite{m}, map[string]func(){"majordomus": runProgram, "fake": runFake})
+}
+
+// A suite is the tests alone, without the programs that the test binary also is.
+type suite struct{ *testing.M }
+
+// Run undoes what nohup, or a shell that puts a job into the background, has told the tests to ignore: their processes
+// would inherit it, and those that are to die of a signal would not. They do inherit it from a script that says so.
+func (s suite) Run() int {
+	for _, sig := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
+		if signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
+	return s.M.Run()
 }
 
 // runProgram is the process under test, with the test hooks that a script's environment sets.
