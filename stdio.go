@@ -169,11 +169,8 @@ func (c *client) next(ctx context.Context, stop <-chan struct{}) (frame, bool) {
 			c.mu.Unlock()
 			return f, true
 		case len(c.queue) > 0:
-			f := c.queue[0]
-			c.queue[0] = frame{} // lets go of its bytes
-			c.queue, c.queued = c.queue[1:], c.queued-len(f.raw)
+			f := c.takeLocked()
 			c.mu.Unlock()
-			signalOn(c.room)
 			return f, true
 		case c.over:
 			c.mu.Unlock()
@@ -187,6 +184,25 @@ func (c *client) next(ctx context.Context, stop <-chan struct{}) (frame, bool) {
 		case <-c.broken:
 		}
 	}
+}
+
+// opening takes an initialize that the client has sent first; false when it has not come so far.
+func (c *client) opening() (frame, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.back) > 0 || len(c.queue) == 0 || c.queue[0].method != "initialize" {
+		return frame{}, false
+	}
+	return c.takeLocked(), true
+}
+
+// takeLocked takes the first frame of the queue.
+func (c *client) takeLocked() frame {
+	f := c.queue[0]
+	c.queue[0] = frame{} // lets go of its bytes
+	c.queue, c.queued = c.queue[1:], c.queued-len(f.raw)
+	signalOn(c.room)
+	return f
 }
 
 // unread gives frames back, to be the next ones in this order.
