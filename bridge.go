@@ -200,7 +200,7 @@ func (b *bridge) attach(ctx context.Context) error {
 	defer cancel()
 	a := b.p.client.attachment("http")
 	params := mustJSON(attachParams{Identity: a.Identity, Process: ownProcess(), Address: a.Address, Carried: a.Carried, Again: b.p.client.wasAt(b.doc.Token)})
-	if !b.main.fresh(b.p.set.timing.read) {
+	if !b.main.open(b.p.set.timing.read) {
 		c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
 			return err
@@ -406,7 +406,7 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 func (b *bridge) end(c *conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	if c == nil || !c.fresh(b.p.set.timing.read) {
+	if c == nil || !c.open(b.p.set.timing.read) {
 		fresh, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
 			return
@@ -475,25 +475,36 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 
 // send posts the frame, on a connection that is good for it. Its limit is the
 // connection's: a context for each message would cost a tenth of the bridge's
-// time.
+// time. So that a call that must not be repeated is not sent in vain, the
+// system is asked before whether the connection is still there; that is a
+// fortieth of a call, and what may be repeated is sent again instead.
 func (b *bridge) send(ctx context.Context, c **conn, f frame, until time.Time) (sent bool, r reply, err error) {
-	if *c == nil || !(*c).fresh(b.p.set.timing.read) {
-		fresh, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
-		if err != nil {
-			return false, reply{}, err
-		}
-		if *c != nil {
-			(*c).close()
-		}
-		*c = fresh
+	good := (*conn).open
+	if f.repeatable() {
+		good = (*conn).fresh
 	}
-	(*c).nc.SetDeadline(until)
-	arrived, header := b.confirm()
-	r, err = (*c).exchange(ctx, "POST", "/mcp", b.headers+header, f.raw, maxAnswer)
-	if err == nil && (r.status == http.StatusOK || r.status == http.StatusAccepted) {
-		b.p.client.told(arrived)
+	for {
+		used := *c != nil && good(*c, b.p.set.timing.read)
+		if !used {
+			fresh, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
+			if err != nil {
+				return false, reply{}, err
+			}
+			if *c != nil {
+				(*c).close()
+			}
+			*c = fresh
+		}
+		(*c).nc.SetDeadline(until)
+		arrived, header := b.confirm()
+		r, err = (*c).exchange(ctx, "POST", "/mcp", b.headers+header, f.raw, maxAnswer)
+		if err == nil && (r.status == http.StatusOK || r.status == http.StatusAccepted) {
+			b.p.client.told(arrived)
+		}
+		if err == nil || !used || !f.repeatable() || ctx.Err() != nil || !time.Now().Before(until) {
+			return true, r, err
+		}
 	}
-	return true, r, err
 }
 
 // hurry cuts an exchange endingTime after the client has left. The function

@@ -126,9 +126,15 @@ func (c *conn) close() {
 }
 
 // fresh reports whether a message may be sent on the connection: one that has
-// been idle for long, or whose end is already here, would lose it.
+// been idle for long would lose it.
 func (c *conn) fresh(readDeadline time.Duration) bool {
-	return !c.dead && time.Since(c.used) < readDeadline/2 && !endPending(c.nc)
+	return !c.dead && time.Since(c.used) < readDeadline/2
+}
+
+// open is fresh, and asks the system whether the other side has ended the
+// connection already.
+func (c *conn) open(readDeadline time.Duration) bool {
+	return c.fresh(readDeadline) && !endPending(c.nc)
 }
 
 // get asks for a path.
