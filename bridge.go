@@ -23,7 +23,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -349,6 +348,7 @@ func (b *bridge) pingOn(ctx context.Context, c *conn, params string) bool {
 // of calls that wait are given back when the server is lost: they can be
 // repeated, and must not keep the others from moving on.
 func (b *bridge) relay(ctx, exchanges context.Context) {
+	b.main.live(exchanges)
 	defer func() { b.main.close() }()
 	var waits sync.WaitGroup
 	var waiting waitingCalls
@@ -490,8 +490,11 @@ func (b *bridge) send(ctx context.Context, c **conn, f frame, until time.Time) (
 			if err != nil {
 				return false, reply{}, err
 			}
-			if *c != nil {
-				(*c).close()
+			if old := *c; old != nil {
+				if old.life != nil {
+					fresh.live(old.life)
+				}
+				old.close()
 			}
 			*c = fresh
 		}
@@ -536,8 +539,7 @@ func (f frame) wait() time.Duration {
 // answer of ours must not get into the protocol. It reports whether the answer
 // is out.
 func (b *bridge) give(f frame, r reply) bool {
-	if len(r.body) == 0 || r.body[0] != '{' && r.body[0] != '[' || bytes.IndexByte(r.body, '\n') >= 0 ||
-		!slices.Equal(r.header["Content-Type"], jsonType) {
+	if !r.json || len(r.body) == 0 || r.body[0] != '{' && r.body[0] != '[' || bytes.IndexByte(r.body, '\n') >= 0 {
 		b.fail(f, "the server's answer makes no sense")
 		return false
 	}
@@ -545,8 +547,8 @@ func (b *bridge) give(f frame, r reply) bool {
 	if out := b.p.client.write(r.body); !out {
 		return false
 	}
-	if numbers := parcelNumbers(r.header.Get(parcelHeader)); numbers != nil {
-		b.p.client.arrivedIn(numbers)
+	if r.parcels != "" {
+		b.p.client.arrivedIn(parcelNumbers(r.parcels))
 		select {
 		case b.parcel <- struct{}{}:
 		default:
@@ -557,7 +559,7 @@ func (b *bridge) give(f frame, r reply) bool {
 
 // pause waits as long as a busy server asks; false when there is no time left.
 func (b *bridge) pause(ctx context.Context, r reply, until time.Time) bool {
-	seconds, err := strconv.Atoi(r.header.Get("Retry-After"))
+	seconds, err := strconv.Atoi(r.retryAfter)
 	if err != nil || seconds < 0 {
 		seconds = 1
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/hmac"
 	"encoding/json"
@@ -23,15 +24,20 @@ type conn struct {
 	nc   net.Conn
 	br   *bufio.Reader
 	host string
-	used time.Time // when the last exchange ended
-	dead bool      // not to be used again
+	used time.Time       // when the last exchange ended
+	dead bool            // not to be used again
+	life context.Context // see live; nil for most
+	ends func() bool     // of life
 }
 
 // reply is an answer to one request.
 type reply struct {
 	status int
-	header http.Header
 	body   []byte
+
+	json       bool // its Content-Type is that of our JSON
+	retryAfter string
+	parcels    string // the parcels that it carries
 }
 
 // code is the word by which a refusal says what happened, at /mcp or elsewhere.
@@ -122,7 +128,20 @@ var errMalformed = errors.New("not an HTTP answer")
 
 func (c *conn) close() {
 	c.dead = true
+	if c.life != nil {
+		c.ends()
+	}
 	c.nc.Close()
+}
+
+// cut breaks off what is being exchanged.
+func (c *conn) cut() { c.nc.SetDeadline(time.Unix(1, 0)) }
+
+// live has the end of ctx break off whatever is exchanged until the connection
+// is closed. Who exchanges much under one context calls it first: to arrange it
+// anew for each exchange is a fortieth of a bridged call.
+func (c *conn) live(ctx context.Context) {
+	c.life, c.ends = ctx, context.AfterFunc(ctx, c.cut)
 }
 
 // fresh reports whether a message may be sent on the connection: one that has
@@ -146,7 +165,12 @@ func (c *conn) get(ctx context.Context, path string, limit int64) (int, []byte, 
 // exchange sends one request and reads the whole answer, of at most limit
 // bytes. After an error the connection is dead.
 func (c *conn) exchange(ctx context.Context, method, path, headers string, body []byte, limit int64) (reply, error) {
-	defer context.AfterFunc(ctx, func() { c.nc.SetDeadline(time.Unix(1, 0)) })()
+	switch {
+	case ctx != c.life:
+		defer context.AfterFunc(ctx, c.cut)()
+	case ctx.Err() != nil:
+		c.cut() // again: another deadline may have been set since
+	}
 	request := make([]byte, 0, len(body)+len(headers)+128)
 	request = append(request, method...)
 	request = append(request, ' ')
@@ -177,23 +201,88 @@ func (c *conn) roundTrip(request []byte, limit int64) (reply, error) {
 	if _, err := c.nc.Write(request); err != nil {
 		return reply{}, err
 	}
-	answer, err := http.ReadResponse(c.br, nil)
-	if err != nil {
-		if netErr := (net.Error)(nil); errors.As(err, &netErr) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
-			return reply{}, err
+	r, length, err := c.readHead()
+	switch {
+	case err != nil:
+		return reply{}, err
+	case length > limit:
+		return reply{}, fmt.Errorf("the answer has %d bytes, more than %d", length, limit)
+	case length >= 0:
+		r.body = make([]byte, length, length+1) // and a newline
+		_, err = io.ReadFull(c.br, r.body)
+	default: // up to the end of the connection
+		c.dead = true
+		if r.body, err = io.ReadAll(io.LimitReader(c.br, limit+1)); int64(len(r.body)) > limit {
+			err = fmt.Errorf("the answer has more than %d bytes", limit)
 		}
-		return reply{}, fmt.Errorf("%w: %v", errMalformed, err)
 	}
-	if answer.ContentLength > limit {
-		return reply{}, fmt.Errorf("the answer has %d bytes, more than %d", answer.ContentLength, limit)
-	}
-	r := reply{status: answer.StatusCode, header: answer.Header}
-	if answer.ContentLength >= 0 {
-		r.body = make([]byte, answer.ContentLength, answer.ContentLength+1) // and a newline
-		_, err = io.ReadFull(answer.Body, r.body)
-	} else if r.body, err = io.ReadAll(io.LimitReader(answer.Body, limit+1)); int64(len(r.body)) > limit {
-		err = fmt.Errorf("the answer has more than %d bytes", limit)
-	}
-	c.dead = answer.Close
 	return r, err
+}
+
+// maxHeadLines bounds the head of an answer; a line of it is at most the
+// buffer of the connection long. A server sends no more than ten.
+const maxHeadLines = 100
+
+// readHead reads the head of an answer: its status, what of its header matters
+// here, and the length of its body, -1 when that is as long as the connection.
+// http.ReadResponse takes a twentieth of a bridged call more, and bounds
+// nothing; it would also read chunks, which our servers do not send.
+func (c *conn) readHead() (r reply, length int64, err error) {
+	length = -1
+	for lines := range maxHeadLines {
+		line, err := c.br.ReadSlice('\n')
+		switch {
+		case errors.Is(err, bufio.ErrBufferFull):
+			return r, 0, fmt.Errorf("%w: a line of its head is too long", errMalformed)
+		case errors.Is(err, io.EOF) && (lines > 0 || len(line) > 0):
+			return r, 0, io.ErrUnexpectedEOF
+		case err != nil:
+			return r, 0, err
+		}
+		line = bytes.TrimSuffix(line[:len(line)-1], []byte("\r"))
+		if lines == 0 {
+			// HTTP/1.1 200 OK
+			if len(line) < 12 || string(line[:7]) != "HTTP/1." || line[8] != ' ' {
+				return r, 0, fmt.Errorf("%w: it begins with %.40q", errMalformed, line)
+			}
+			if r.status, err = strconv.Atoi(string(line[9:12])); err != nil || r.status < 200 {
+				return r, 0, fmt.Errorf("%w: its status is %.40q", errMalformed, line)
+			}
+			c.dead = line[7] == '0'
+			continue
+		}
+		if len(line) == 0 {
+			if r.status == http.StatusNoContent || r.status == http.StatusNotModified {
+				length = 0
+			}
+			return r, length, nil
+		}
+		name, value, found := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimSpace(value)
+		is := func(known string) bool { return len(name) == len(known) && strings.EqualFold(string(name), known) }
+		switch {
+		case !found:
+			return r, 0, fmt.Errorf("%w: %.40q is no header line", errMalformed, line)
+		case is("Content-Length"):
+			if length >= 0 {
+				return r, 0, fmt.Errorf("%w: it has two lengths", errMalformed)
+			}
+			n, err := strconv.ParseUint(string(value), 10, 62)
+			if err != nil {
+				return r, 0, fmt.Errorf("%w: its length is %.40q", errMalformed, value)
+			}
+			length = int64(n)
+		case is("Transfer-Encoding"):
+			return r, 0, fmt.Errorf("%w: it comes in chunks", errMalformed)
+		case is("Connection"):
+			c.dead = c.dead || strings.EqualFold(string(value), "close")
+		case is("Content-Type"):
+			r.json = string(value) == jsonType[0]
+		case is("Retry-After"):
+			r.retryAfter = string(value)
+		case is(parcelHeader):
+			r.parcels = string(value)
+		}
+	}
+	return r, 0, fmt.Errorf("%w: its head has over %d lines", errMalformed, maxHeadLines)
 }
