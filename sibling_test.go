@@ -203,10 +203,7 @@ func (s *sibling) servePeers(w http.ResponseWriter, r *http.Request) {
 }
 
 func answering(status int, body string) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		w.WriteHeader(status)
-		fmt.Fprint(w, body)
-	}
+	return func(w http.ResponseWriter, r *http.Request) { writeJSON(w, status, []byte(body)) }
 }
 
 // attach puts a peer onto the sibling's board, with a claim.
