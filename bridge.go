@@ -14,7 +14,8 @@ package main
 //     sent again. Connected but not answered: only what is safe to repeat,
 //     otherwise the client is told "outcome unknown";
 //   - the server's end is noticed by the watch, whether or not the client
-//     speaks; a server that merely hangs, by the ping.
+//     speaks; a server that merely hangs, by a watch that it does not answer
+//     in time, and then a ping.
 
 import (
 	"bytes"
@@ -43,6 +44,7 @@ type bridge struct {
 	headers string        // of every message
 	main    *conn         // for the messages in order; used by relay only
 
+	silent   chan struct{} // a receive means that the watch has not been answered in time
 	parcel   chan struct{} // a receive means that the server waits to be told what has arrived
 	lost     chan struct{} // closed when the server is gone, going or silent
 	lostOnce sync.Once
@@ -67,7 +69,10 @@ func (b *bridge) lose(how loss) {
 // follow is this process's time as a bridge. It returns the election that
 // follows when the server is gone, nil when the process is to leave.
 func (p *process) follow(ctx context.Context, at outcome) *ballot {
-	b := &bridge{p: p, doc: at.doc, main: at.server, parcel: make(chan struct{}, 1), lost: make(chan struct{})}
+	b := &bridge{
+		p: p, doc: at.doc, main: at.server,
+		silent: make(chan struct{}, 1), parcel: make(chan struct{}, 1), lost: make(chan struct{}),
+	}
 	if err := b.attach(ctx); err != nil {
 		b.main.close()
 		return p.refusedAttach(ctx, err)
@@ -273,6 +278,9 @@ var testHookBeforeWatch func() // the session is there, nobody watches yet
 // going: a whole answer is a goodbye, anything else a broken connection. A
 // server that has handed its lease on meanwhile says goodbye at once, and
 // still finishes what it began.
+//
+// Every ping interval the server answers that it is still here, which keeps
+// the session: an idle bridge does nothing but ask again.
 func (b *bridge) watch(ctx context.Context) {
 	if testHookBeforeWatch != nil {
 		testHookBeforeWatch()
@@ -283,32 +291,46 @@ func (b *bridge) watch(ctx context.Context) {
 		return
 	}
 	defer c.close()
+	hold := b.p.set.timing.ping
+	ask := request("majordomus/watch", mustJSON(watchParams{Hold: max(1, hold.Milliseconds())}))
 	for {
-		r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), request("majordomus/watch", []byte("{}")), maxAnswer)
+		// A timer of its own each time: one that is only put off wakes the process at its old time, too.
+		silence := time.AfterFunc(hold+b.p.set.timing.probe/4, b.doubt)
+		r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), ask, maxAnswer)
+		silence.Stop()
 		goodbye := err == nil && r.status == http.StatusOK
 		var news watchResult
-		if goodbye && json.Unmarshal(member(r.body, "result"), &news) == nil && news.Lost != nil {
-			b.p.client.loseEpisode(*news.Lost)
-			continue
+		if goodbye {
+			json.Unmarshal(member(r.body, "result"), &news)
 		}
-		b.p.client.takeAlong(news.Episodes)
-		b.lose(loss{goodbye: goodbye, retired: r.retired()})
-		return
+		switch {
+		case news.Lost != nil:
+			b.p.client.loseEpisode(*news.Lost)
+		case news.Reason == "here":
+		default:
+			b.p.client.takeAlong(news.Episodes)
+			b.lose(loss{goodbye: goodbye, retired: r.retired()})
+			return
+		}
 	}
 }
 
-// pings keep the session alive and notice a server that hangs. Each has a
-// connection of its own, and so never queues behind a message.
+// doubt has the server asked whether it hangs.
+func (b *bridge) doubt() { signalOn(b.silent) }
+
+// pings ask a server that has not answered a watch in time whether it hangs:
+// it may be this process that did not run, or the server of an older release,
+// which holds a watch to its end. Each has a connection of its own, and so
+// never queues behind a message.
 func (b *bridge) pings(ctx context.Context) {
-	t := time.NewTicker(b.p.set.timing.ping)
-	defer t.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-b.lost:
 			return
-		case <-t.C:
+		case <-b.silent:
+			time.AfterFunc(b.p.set.timing.ping, b.doubt)
 		case <-b.parcel:
 			// The next message tells it along the way; a client that says nothing more must not leave it untold.
 			if pause(ctx, confirmTime, b.lost) != nil || len(b.p.client.arrived()) == 0 {

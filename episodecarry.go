@@ -140,7 +140,11 @@ func (s *server) tellLoser(loser peerID, lost episodeTaken) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, n := range s.sessions {
-		if n.peer == loser && n.attached && n.ended != nil {
+		if n.peer != loser || !n.attached {
+			continue
+		}
+		n.lost = &lost
+		if n.ended != nil {
 			n.ended(lost)
 		}
 	}

@@ -350,10 +350,17 @@ func (s *server) serveAttach(w http.ResponseWriter, r *http.Request, m message) 
 
 func validIdentity(id string) bool { return isHex(id, 32) }
 
+// watchParams says how long the server may hold a watch, in milliseconds; 0:
+// for ever. The bridge takes a server that has not answered by then for hung.
+type watchParams struct {
+	Hold int64 `json:"hold_ms,omitempty"`
+}
+
 // watchResult is why a watch has been answered: the server is ending, or the
-// client has lost its episode and is to watch on.
+// client has lost its episode, or it was held for as long as it should be. Of
+// the latter two the bridge is to watch on.
 type watchResult struct {
-	Reason   string           `json:"reason"`
+	Reason   string           `json:"reason"`             // ending, episode, here
 	Episodes []carriedEpisode `json:"episodes,omitempty"` // for the next server
 	Lost     *episodeTaken    `json:"lost,omitempty"`
 }
@@ -362,6 +369,17 @@ type watchResult struct {
 // sessions on; the bridge then elects. When the bridge's end drops instead,
 // its process is gone, and its session and peer go at once.
 func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, n *session, m message) {
+	var p watchParams
+	if err := json.Unmarshal(m.params, &p); err != nil || p.Hold < 0 {
+		s.failure(w, r, 400, "invalid_input", "majordomus/watch: hold_ms must be a number of milliseconds")
+		return
+	}
+	var held <-chan time.Time
+	if p.Hold > 0 {
+		t := time.NewTimer(time.Duration(min(p.Hold, int64(24*time.Hour/time.Millisecond))) * time.Millisecond)
+		defer t.Stop()
+		held = t.C
+	}
 	// A watch is no sign of a request in progress: it must neither keep its
 	// session from expiring nor the server from ending.
 	s.release(n)
@@ -382,18 +400,29 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, n *session, 
 			n.ended(errSessionEnded) // a second watch replaces the first
 		}
 		n.ended = cancel
+		n.unwatched.Stop()
+		if n.lost != nil {
+			cancel(*n.lost)
+		}
 	}
 	s.mu.Unlock()
 	if !here {
 		s.sessionNotFound(w, r)
 		return
 	}
+	answer := func(result watchResult) {
+		writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(result)))
+	}
 	select {
 	case <-s.ending:
-		writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(watchResult{Reason: "ending", Episodes: s.handDown()})))
+		answer(watchResult{Reason: "ending", Episodes: s.handDown()})
+	case <-held:
+		s.watchOn(n, ctx, nil)
+		answer(watchResult{Reason: "here"})
 	case <-ctx.Done():
 		if lost := (episodeTaken{}); errors.As(context.Cause(ctx), &lost) {
-			writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(watchResult{Reason: "episode", Lost: &lost})))
+			s.watchOn(n, ctx, &lost)
+			answer(watchResult{Reason: "episode", Lost: &lost})
 			return
 		}
 		if errors.Is(context.Cause(ctx), errSessionEnded) {
@@ -406,5 +435,19 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, n *session, 
 			return
 		}
 		s.dismiss(n)
+	}
+}
+
+// watchOn notes that a watch is about to be answered and another one due, and
+// what the bridge is told by it.
+func (s *server) watchOn(n *session, watch context.Context, told *episodeTaken) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if told != nil && n.lost != nil && *n.lost == *told {
+		n.lost = nil
+	}
+	if !errors.Is(context.Cause(watch), errSessionEnded) { // else another one has come already
+		n.ended = nil
+		n.unwatched.Reset(s.watchGap())
 	}
 }

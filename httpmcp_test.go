@@ -338,3 +338,35 @@ func TestEndingLeavesUnusedConnections(t *testing.T) {
 		t.Errorf("ending took %v", took)
 	}
 }
+
+// What a bridge is to be told while it has no watch open, it is told by the next one, and once.
+func TestWatchTellsLater(t *testing.T) {
+	s := newServer(&settings{timing: timings{probe: patience, sessionIdle: patience}}, checkout{}, slog.New(slog.DiscardHandler), nil)
+	n := &session{id: "1", peer: "p1", attached: true, trusted: true}
+	if err := s.admit(n); err != nil {
+		t.Fatal(err)
+	}
+	watch := func(hold time.Duration) watchResult {
+		w := httptest.NewRecorder()
+		params := mustJSON(watchParams{Hold: hold.Milliseconds()})
+		s.serveWatch(w, httptest.NewRequest("POST", "/mcp", nil), s.use(n.id), message{id: []byte("1"), params: params})
+		s.release(n)
+		var answer struct{ Result watchResult }
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil {
+			t.Fatal(err)
+		}
+		return answer.Result
+	}
+	if r := watch(time.Millisecond); r.Reason != "here" || r.Lost != nil {
+		t.Errorf("nothing to tell: %+v", r)
+	}
+	s.tellLoser("p1", episodeTaken{ExternalID: "e", Attachments: 2})
+	if r := watch(patience); r.Lost == nil || r.Lost.ExternalID != "e" {
+		t.Errorf("something to tell: %+v", r)
+	}
+	if r := watch(time.Millisecond); r.Reason != "here" || r.Lost != nil {
+		t.Errorf("told already: %+v", r)
+	}
+	n.unwatched.Stop()
+	s.sweep.Stop()
+}

@@ -250,6 +250,7 @@ type fakeCall struct {
 	Params struct {
 		Name            string
 		ProtocolVersion string
+		Hold            int64 `json:"hold_ms"`
 	}
 }
 
@@ -361,8 +362,12 @@ func (f *fake) answer(w http.ResponseWriter, r *http.Request, call fakeCall) {
 		result = fmt.Sprintf(`{"session":"%032d","peer":"p%d"}`, f.sessions, f.sessions)
 		f.mu.Unlock()
 	case "majordomus/watch":
-		<-r.Context().Done()
-		return
+		select {
+		case <-r.Context().Done():
+			return
+		case <-time.After(time.Duration(call.Params.Hold) * time.Millisecond):
+			result = `{"reason":"here"}`
+		}
 	case "initialize":
 		result = fmt.Sprintf(`{"protocolVersion":%q,"capabilities":{"tools":{}},"serverInfo":{"name":"fake","version":"1"},"instructions":"from a fake"}`, call.Params.ProtocolVersion)
 	case "tools/list":

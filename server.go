@@ -272,8 +272,8 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		s.releaseLease()
 		s.close()
 	})()
-	l.rouse(p.set.timing.busyGrace / 2)
-	looking := make(chan struct{}) // closed when the lease is not looked at any more
+	l.rouse(p.set.timing.busyGrace * 9 / 10) // nobody takes a lease over before that
+	looking := make(chan struct{})           // closed when the lease is not looked at any more
 	go s.lookAtLease(looking)
 	s.attend(ctx, p.client, own)
 	if ctx.Err() == nil && !s.gone() {
@@ -384,7 +384,7 @@ func (s *server) lookAtLease(done <-chan struct{}) {
 // lookUntil looks at the lease on every change; true when that is over, false
 // when it must be watched anew.
 func (s *server) lookUntil(done <-chan struct{}, again <-chan time.Time, changed <-chan struct{}) bool {
-	beat := time.NewTicker(s.set.timing.busyGrace / 4)
+	beat := time.NewTicker(s.set.timing.busyGrace * 6 / 10) // each costs an idle process five wakeups
 	defer beat.Stop()
 	for {
 		watched := true

@@ -27,9 +27,11 @@ type session struct {
 	waitOrder int
 
 	// Kept by the server under its own mutex.
-	running  int // requests being answered; such a session is not idle
-	lastUsed time.Time
-	ended    context.CancelCauseFunc // ends the session's watch; nil without one
+	running   int // requests being answered; such a session is not idle
+	lastUsed  time.Time
+	ended     context.CancelCauseFunc // ends the session's watch; nil without one
+	unwatched *time.Timer             // ends the session unless a watch begins; a bridge has one
+	lost      *episodeTaken           // what its watch is to be told
 }
 
 func (n *session) protocol() string {
@@ -166,13 +168,17 @@ func (s *server) admit(n *session) error {
 		s.sweep = time.AfterFunc(s.set.timing.sessionIdle, s.expire)
 	}
 	if n.attached {
-		time.AfterFunc(2*s.set.timing.probe, func() { s.dismissUnwatched(n) })
+		n.unwatched = time.AfterFunc(s.watchGap(), func() { s.dismissUnwatched(n) })
 	}
 	return nil
 }
 
-// dismissUnwatched ends a bridge's session that never got its watch: the
-// process died right after it had attached, or gave up waiting for the answer.
+// watchGap is how long a bridge's session may be without a watch.
+func (s *server) watchGap() time.Duration { return 2 * s.set.timing.probe }
+
+// dismissUnwatched ends a bridge's session that got no watch: the process died
+// right after it had attached, or gave up waiting for the answer, or died just
+// when its watch had been answered.
 func (s *server) dismissUnwatched(n *session) {
 	s.mu.Lock()
 	unwatched := n.ended == nil && n.running == 0
