@@ -26,6 +26,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -45,6 +46,7 @@ type bridge struct {
 	main    *conn         // for the messages in order; used by relay only
 
 	silent   chan struct{} // a receive means that the watch has not been answered in time
+	answers  atomic.Int64  // to the watch
 	parcel   chan struct{} // a receive means that the server waits to be told what has arrived
 	lost     chan struct{} // closed when the server is gone, going or silent
 	lostOnce sync.Once
@@ -270,99 +272,6 @@ func (b *bridge) endWaits(ctx context.Context) bool {
 // request is a message of the bridge's own.
 func request(method string, params []byte) []byte {
 	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params)
-}
-
-var testHookBeforeWatch func() // the session is there, nobody watches yet
-
-// watch holds one request open whose end says that the server is gone or
-// going: a whole answer is a goodbye, anything else a broken connection. A
-// server that has handed its lease on meanwhile says goodbye at once, and
-// still finishes what it began.
-//
-// Every ping interval the server answers that it is still here, which keeps
-// the session: an idle bridge does nothing but ask again.
-func (b *bridge) watch(ctx context.Context) {
-	if testHookBeforeWatch != nil {
-		testHookBeforeWatch()
-	}
-	c, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
-	if err != nil {
-		b.lose(loss{})
-		return
-	}
-	defer c.close()
-	hold := b.p.set.timing.ping
-	ask := request("majordomus/watch", mustJSON(watchParams{Hold: max(1, hold.Milliseconds())}))
-	for {
-		// A timer of its own each time: one that is only put off wakes the process at its old time, too.
-		silence := time.AfterFunc(hold+b.p.set.timing.probe/4, b.doubt)
-		r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), ask, maxAnswer)
-		silence.Stop()
-		goodbye := err == nil && r.status == http.StatusOK
-		var news watchResult
-		if goodbye {
-			json.Unmarshal(member(r.body, "result"), &news)
-		}
-		switch {
-		case news.Lost != nil:
-			b.p.client.loseEpisode(*news.Lost)
-		case news.Reason == "here":
-		default:
-			b.p.client.takeAlong(news.Episodes)
-			b.lose(loss{goodbye: goodbye, retired: r.retired()})
-			return
-		}
-	}
-}
-
-// doubt has the server asked whether it hangs.
-func (b *bridge) doubt() { signalOn(b.silent) }
-
-// pings ask a server that has not answered a watch in time whether it hangs:
-// it may be this process that did not run, or the server of an older release,
-// which holds a watch to its end. Each has a connection of its own, and so
-// never queues behind a message.
-func (b *bridge) pings(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-b.lost:
-			return
-		case <-b.silent:
-			time.AfterFunc(b.p.set.timing.ping, b.doubt)
-		case <-b.parcel:
-			// The next message tells it along the way; a client that says nothing more must not leave it untold.
-			if pause(ctx, confirmTime, b.lost) != nil || len(b.p.client.arrived()) == 0 {
-				continue
-			}
-		}
-		if !b.ping(ctx) {
-			b.lose(loss{})
-			return
-		}
-	}
-}
-
-func (b *bridge) ping(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
-	defer cancel()
-	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
-	if err != nil {
-		return false
-	}
-	defer c.close()
-	return b.pingOn(ctx, c, "{}")
-}
-
-func (b *bridge) pingOn(ctx context.Context, c *conn, params string) bool {
-	arrived, header := b.confirm()
-	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer()+header, request("ping", []byte(params)), maxAnswer)
-	if err != nil || r.status != http.StatusOK {
-		return false
-	}
-	b.p.client.told(arrived)
-	return true
 }
 
 // relay passes the client's frames on until the client leaves, the server is

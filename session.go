@@ -173,21 +173,6 @@ func (s *server) admit(n *session) error {
 	return nil
 }
 
-// watchGap is how long a bridge's session may be without a watch.
-func (s *server) watchGap() time.Duration { return 2 * s.set.timing.probe }
-
-// dismissUnwatched ends a bridge's session that got no watch: the process died
-// right after it had attached, or gave up waiting for the answer, or died just
-// when its watch had been answered.
-func (s *server) dismissUnwatched(n *session) {
-	s.mu.Lock()
-	unwatched := n.ended == nil && n.running == 0
-	s.mu.Unlock()
-	if unwatched {
-		s.dismiss(n)
-	}
-}
-
 // use finds a session and marks it as in use; release ends that.
 func (s *server) use(id string) *session {
 	s.mu.Lock()

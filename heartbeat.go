@@ -1,0 +1,229 @@
+package main
+
+// How a bridge and its server know that the other one is there. The bridge holds a request open, the watch. Its answer
+// tells that the server is ending or hands something on; that it breaks off tells either side that the other has died; and
+// every ping interval the server answers that it is here, so that one which merely hangs is found out, by a ping.
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"time"
+)
+
+// watchParams says how long the server may hold a watch, in milliseconds; 0:
+// for ever. The bridge takes a server that has not answered by then for hung.
+type watchParams struct {
+	Hold int64 `json:"hold_ms,omitempty"`
+}
+
+// watchResult is why a watch has been answered: the server is ending, or the
+// client has lost its episode, or it was held for as long as it should be. Of
+// the latter two the bridge is to watch on.
+type watchResult struct {
+	Reason   string           `json:"reason"`             // ending, episode, here
+	Episodes []carriedEpisode `json:"episodes,omitempty"` // for the next server
+	Lost     *episodeTaken    `json:"lost,omitempty"`
+}
+
+var testHookBeforeWatch func() // the session is there, nobody watches yet
+
+// watch holds one request open whose end says that the server is gone or
+// going: a whole answer is a goodbye, anything else a broken connection. A
+// server that has handed its lease on meanwhile says goodbye at once, and
+// still finishes what it began.
+//
+// Every ping interval the server answers that it is still here, which keeps
+// the session: an idle bridge does nothing but ask again.
+func (b *bridge) watch(ctx context.Context) {
+	if testHookBeforeWatch != nil {
+		testHookBeforeWatch()
+	}
+	c, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
+	if err != nil {
+		b.lose(loss{})
+		return
+	}
+	defer c.close()
+	hold := b.p.set.timing.ping
+	ask := request("majordomus/watch", mustJSON(watchParams{Hold: max(1, hold.Milliseconds())}))
+	for {
+		// A timer of its own each time: one that is only put off wakes the process at its old time, too.
+		silence := time.AfterFunc(hold+b.p.set.timing.probe/4, b.doubt)
+		r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), ask, maxAnswer)
+		silence.Stop()
+		b.answers.Add(1)
+		goodbye := err == nil && r.status == http.StatusOK
+		var news watchResult
+		if goodbye {
+			json.Unmarshal(member(r.body, "result"), &news)
+		}
+		switch {
+		case news.Lost != nil:
+			b.p.client.loseEpisode(*news.Lost)
+		case news.Reason == "here":
+		default:
+			b.p.client.takeAlong(news.Episodes)
+			b.lose(loss{goodbye: goodbye, retired: r.retired()})
+			return
+		}
+	}
+}
+
+// doubt has the server asked whether it hangs.
+func (b *bridge) doubt() { signalOn(b.silent) }
+
+// pings ask a server that has not answered a watch in time whether it hangs:
+// it may be this process that did not run, or the server of an older release,
+// which holds a watch to its end. Each has a connection of its own, and so
+// never queues behind a message.
+func (b *bridge) pings(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-b.lost:
+			return
+		case <-b.silent:
+			known := b.answers.Load()
+			time.AfterFunc(b.p.set.timing.ping, func() { // for as long as the same watch is held
+				if b.answers.Load() == known {
+					b.doubt()
+				}
+			})
+		case <-b.parcel:
+			// The next message tells it along the way; a client that says nothing more must not leave it untold.
+			if pause(ctx, confirmTime, b.lost) != nil || len(b.p.client.arrived()) == 0 {
+				continue
+			}
+		}
+		if !b.ping(ctx) {
+			b.lose(loss{})
+			return
+		}
+	}
+}
+
+func (b *bridge) ping(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
+	defer cancel()
+	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+	if err != nil {
+		return false
+	}
+	defer c.close()
+	return b.pingOn(ctx, c, "{}")
+}
+
+func (b *bridge) pingOn(ctx context.Context, c *conn, params string) bool {
+	arrived, header := b.confirm()
+	r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer()+header, request("ping", []byte(params)), maxAnswer)
+	if err != nil || r.status != http.StatusOK {
+		return false
+	}
+	b.p.client.told(arrived)
+	return true
+}
+
+// serveWatch holds the request until the server is ending or hands its
+// sessions on; the bridge then elects. When the bridge's end drops instead,
+// its process is gone, and its session and peer go at once.
+func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, n *session, m message) {
+	var p watchParams
+	if err := json.Unmarshal(m.params, &p); err != nil || p.Hold < 0 {
+		s.failure(w, r, 400, "invalid_input", "majordomus/watch: hold_ms must be a number of milliseconds")
+		return
+	}
+	var held <-chan time.Time
+	if p.Hold > 0 {
+		t := time.NewTimer(time.Duration(min(p.Hold, int64(24*time.Hour/time.Millisecond))) * time.Millisecond)
+		defer t.Stop()
+		held = t.C
+	}
+	// A watch is no sign of a request in progress: it must neither keep its
+	// session from expiring nor the server from ending.
+	s.release(n)
+	s.running.Add(-1)
+	defer func() {
+		s.running.Add(1)
+		s.mu.Lock()
+		n.running++
+		s.mu.Unlock()
+	}()
+	http.NewResponseController(w).SetReadDeadline(time.Time{})
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	s.mu.Lock()
+	here := s.sessions[n.id] == n
+	if here {
+		if n.ended != nil {
+			n.ended(errSessionEnded) // a second watch replaces the first
+		}
+		n.ended = cancel
+		n.unwatched.Stop()
+		if n.lost != nil {
+			cancel(*n.lost)
+		}
+	}
+	s.mu.Unlock()
+	if !here {
+		s.sessionNotFound(w, r)
+		return
+	}
+	answer := func(result watchResult) {
+		writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(result)))
+	}
+	select {
+	case <-s.ending:
+		answer(watchResult{Reason: "ending", Episodes: s.handDown()})
+	case <-held:
+		s.watchOn(n, ctx, nil)
+		answer(watchResult{Reason: "here"})
+	case <-ctx.Done():
+		if lost := (episodeTaken{}); errors.As(context.Cause(ctx), &lost) {
+			s.watchOn(n, ctx, &lost)
+			answer(watchResult{Reason: "episode", Lost: &lost})
+			return
+		}
+		if errors.Is(context.Cause(ctx), errSessionEnded) {
+			identity, _, _ := s.board.origin(n.peer)
+			if err := s.refuseRetired(identity); err != nil {
+				s.refused(w, r, err)
+				return
+			}
+			s.sessionNotFound(w, r)
+			return
+		}
+		s.dismiss(n)
+	}
+}
+
+// watchOn notes that a watch is about to be answered and another one due, and
+// what the bridge is told by it.
+func (s *server) watchOn(n *session, watch context.Context, told *episodeTaken) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if told != nil && n.lost != nil && *n.lost == *told {
+		n.lost = nil
+	}
+	if !errors.Is(context.Cause(watch), errSessionEnded) { // else another one has come already
+		n.ended = nil
+		n.unwatched.Reset(s.watchGap())
+	}
+}
+
+// watchGap is how long a bridge's session may be without a watch.
+func (s *server) watchGap() time.Duration { return 2 * s.set.timing.probe }
+
+// dismissUnwatched ends a bridge's session that got no watch: the process died
+// right after it had attached, or gave up waiting for the answer, or died just
+// when its watch had been answered.
+func (s *server) dismissUnwatched(n *session) {
+	s.mu.Lock()
+	unwatched := n.ended == nil && n.running == 0
+	s.mu.Unlock()
+	if unwatched {
+		s.dismiss(n)
+	}
+}
