@@ -36,6 +36,7 @@ const (
 	journalName   = "journal.jsonl"
 	journalTemp   = ".majordomus-journal-" // then random digits
 	journalAside  = journalName + ".aside-"
+	asideLimit    = 10        // journals that are kept aside
 	journalLine   = 32 << 20  // bytes of a line: a broadcast to a thousand checkouts is one
 	journalGrowth = 256 << 10 // bytes by which it may grow before it is looked at whether it could be smaller
 )
@@ -370,8 +371,13 @@ func (r report) String() string {
 // setAside keeps under another name what is about to be replaced though not all of it was read, and says where. The
 // journal itself stays in place until the new one is written, unless nothing of it was read.
 func (r report) setAside(path string, l *lease) string {
-	aside := journalAside + randomHex(4)
-	err := underNameLock(context.Background(), filepath.Dir(path), func() error {
+	dir, aside := filepath.Dir(path), journalAside+randomHex(4)
+	entries, _ := os.ReadDir(dir)
+	kept := len(slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return !strings.HasPrefix(e.Name(), journalAside) }))
+	if info, err := os.Lstat(path); kept >= asideLimit && err == nil && !info.IsDir() { // that would be in the way of the new one
+		return fmt.Sprintf("what was there is not kept, since %d such files are: remove %s*", kept, journalAside)
+	}
+	err := underNameLock(context.Background(), dir, func() error {
 		if err := l.check(); err != nil {
 			return err
 		}
@@ -379,7 +385,7 @@ func (r report) setAside(path string, l *lease) string {
 		if r.err != nil { // it may be what cannot be linked
 			keep = os.Rename
 		}
-		return keep(path, filepath.Join(filepath.Dir(path), aside))
+		return keep(path, filepath.Join(dir, aside))
 	})
 	if err != nil {
 		return fmt.Sprintf("what was there cannot be kept (%s)", reasonOf(err))
