@@ -249,13 +249,19 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		defer close(served)
 		hs.Serve(&deadlineListener{ln, s})
 	}()
-	// The client need not wait for the files of publishing, whose making is a tenth of a start on a disk.
-	if f, ok := p.client.opening(); ok {
-		s.attendFrame(s.calls, p.client, own, f)
-	}
-	if err := l.publish(s.url); err != nil {
+	// The client need not wait for the files of publishing, whose making is a tenth of a start on a disk, nor
+	// publishing for a client that does not read.
+	var opened sync.WaitGroup
+	opened.Go(func() {
+		if f, ok := p.client.opening(); ok {
+			s.attendFrame(s.calls, p.client, own, f)
+		}
+	})
+	err = l.publish(s.url)
+	if err != nil {
 		// Overtaken while binding: whoever has the lease is the server now.
 		s.close()
+		opened.Wait()
 		s.stopEpisodes()
 		hs.Close()
 		<-served
@@ -275,6 +281,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 	l.rouse(p.set.timing.busyGrace * 9 / 10) // nobody takes a lease over before that
 	looking := make(chan struct{})           // closed when the lease is not looked at any more
 	go s.lookAtLease(looking)
+	opened.Wait()
 	s.attend(ctx, p.client, own)
 	if ctx.Err() == nil && !s.gone() {
 		s.leaveOwn(own)
