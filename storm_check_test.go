@@ -203,7 +203,7 @@ func (s *storm) endAll() {
 	runs := slices.Clone(s.runs)
 	s.mu.Unlock()
 	for _, r := range runs {
-		r.cmd.Process.Signal(os.Kill)
+		r.kill()
 	}
 	if !s.t.Failed() {
 		return

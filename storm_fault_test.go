@@ -315,8 +315,9 @@ func (s *storm) diesOf(r *stormRun, sig syscall.Signal) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// It may have been told twice, and then ends by one of them.
-	if status := r.cmd.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || !slices.Contains(r.signals, status.Signal()) {
+	// It may have been told twice, and then ends by one of them, or have been about to end anyway: its client had left.
+	status := r.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if !slices.Contains(r.signals, status.Signal()) && !(r.left && status == 0) {
 		s.t.Errorf("%s has got %v and ended with %v", r.session, sig, r.cmd.ProcessState)
 	}
 }
