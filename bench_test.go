@@ -131,8 +131,14 @@ func (p programs) serve(t testing.TB, dir string) *talker {
 }
 
 // serverAddress is where the server of a checkout listens.
-func serverAddress(dir string) string {
-	return strings.TrimPrefix(*readLease(leasePath(dir)).doc.URL, "http://")
+func serverAddress(dir string) (address string) {
+	poll(patience, func() bool { // it is published just after the server's own client has been answered
+		if doc := readLease(leasePath(dir)).doc; doc.URL != nil {
+			address = strings.TrimPrefix(*doc.URL, "http://")
+		}
+		return address != ""
+	})
+	return address
 }
 
 func floorAddress(dir string) string {

@@ -124,7 +124,7 @@ func failedProbe(err error) probeResult {
 	return probeUnreachable
 }
 
-var errMalformed = errors.New("not an HTTP answer")
+var errMalformed = errors.New("not an answer of majordomus")
 
 func (c *conn) close() {
 	c.dead = true
@@ -220,7 +220,8 @@ func (c *conn) roundTrip(request []byte, limit int64) (reply, error) {
 }
 
 // maxHeadLines bounds the head of an answer; a line of it is at most the
-// buffer of the connection long. A server sends no more than ten.
+// buffer of the connection long, 4096 bytes. A server sends no more than ten
+// lines, the longest of which names the parcels of a batch, 100 at most.
 const maxHeadLines = 100
 
 // readHead reads the head of an answer: its status, what of its header matters

@@ -63,8 +63,8 @@ func TestAnswerHead(t *testing.T) {
 	}
 }
 
-// FuzzAnswerHead holds our reading of an answer against that of the library: what we take, it takes as the same.
-func FuzzAnswerHead(f *testing.F) {
+// FuzzHead holds our reading of an answer against that of the library: what we take, it takes as the same.
+func FuzzHead(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nMajordomus-Delivery: 7,8\r\nContent-Length: 2\r\n\r\n{}"))
 	f.Add([]byte("HTTP/1.1 429 Too Many Requests\r\nRetry-After: 1\r\nConnection: close\r\n\r\n{}"))
 	f.Add([]byte("HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n"))

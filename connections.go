@@ -219,9 +219,12 @@ func (c *deadlineConn) Close() error {
 	if c.cut.Swap(false) {
 		c.s.cutOff.Add(1)
 	}
-	c.over() // it is noted, and nothing is heard of it any more
+	read, lost := c.over() // it is noted, and nothing is heard of it any more
 	c.closed.Store(true)
 	c.s.strangers.leave(c)
 	c.s.mesh.connectionEnded(c)
+	if read || lost {
+		c.s.watchBroke(c)
+	}
 	return c.Conn.Close()
 }

@@ -156,12 +156,13 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, n *session, 
 	defer cancel(nil)
 	s.mu.Lock()
 	here := s.sessions[n.id] == n
+	number := n.watches + 1
 	if here {
 		if n.ended != nil {
 			n.ended(errSessionEnded) // a second watch replaces the first
 		}
-		n.ended = cancel
-		n.unwatched.Stop()
+		n.ended, n.watchedOn = cancel, nil
+		n.watches = number
 		if n.lost != nil {
 			cancel(*n.lost)
 		}
@@ -174,15 +175,19 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, n *session, 
 	answer := func(result watchResult) {
 		writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(result)))
 	}
+	watchOn := func(told *episodeTaken) {
+		conn, _ := r.Context().Value(connKey{}).(*deadlineConn)
+		s.watchOn(n, number, conn, told)
+	}
 	select {
 	case <-s.ending:
 		answer(watchResult{Reason: "ending", Episodes: s.handDown()})
 	case <-held:
-		s.watchOn(n, ctx, nil)
+		watchOn(nil)
 		answer(watchResult{Reason: "here"})
 	case <-ctx.Done():
 		if lost := (episodeTaken{}); errors.As(context.Cause(ctx), &lost) {
-			s.watchOn(n, ctx, &lost)
+			watchOn(&lost)
 			answer(watchResult{Reason: "episode", Lost: &lost})
 			return
 		}
@@ -199,29 +204,40 @@ func (s *server) serveWatch(w http.ResponseWriter, r *http.Request, n *session, 
 	}
 }
 
-// watchOn notes that a watch is about to be answered and another one due, and
-// what the bridge is told by it.
-func (s *server) watchOn(n *session, watch context.Context, told *episodeTaken) {
+// watchOn notes that a watch is about to be answered, of what the bridge is
+// told by that, and that the next one is to come on the same connection.
+func (s *server) watchOn(n *session, number int, conn *deadlineConn, told *episodeTaken) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if told != nil && n.lost != nil && *n.lost == *told {
 		n.lost = nil
 	}
-	if !errors.Is(context.Cause(watch), errSessionEnded) { // else another one has come already
-		n.ended = nil
-		n.unwatched.Reset(s.watchGap())
+	if n.watches == number { // no other one has come
+		n.ended, n.watchedOn = nil, conn
 	}
 }
 
-// watchGap is how long a bridge's session may be without a watch.
-func (s *server) watchGap() time.Duration { return 2 * s.set.timing.probe }
+// watchBroke ends the session of a bridge that has died between two watches. One
+// that merely does not run keeps its connection, and its session until that expires.
+func (s *server) watchBroke(conn *deadlineConn) {
+	s.mu.Lock()
+	var died *session
+	for _, n := range s.sessions {
+		if n.watchedOn == conn {
+			died = n
+		}
+	}
+	s.mu.Unlock()
+	if died != nil {
+		s.dismiss(died)
+	}
+}
 
-// dismissUnwatched ends a bridge's session that got no watch: the process died
-// right after it had attached, or gave up waiting for the answer, or died just
-// when its watch had been answered.
+// dismissUnwatched ends a bridge's session that never got its watch: the
+// process died right after it had attached, or gave up waiting for the answer.
 func (s *server) dismissUnwatched(n *session) {
 	s.mu.Lock()
-	unwatched := n.ended == nil && n.running == 0
+	unwatched := n.watches == 0 && n.running == 0
 	s.mu.Unlock()
 	if unwatched {
 		s.dismiss(n)

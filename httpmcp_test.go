@@ -367,6 +367,53 @@ func TestWatchTellsLater(t *testing.T) {
 	if r := watch(time.Millisecond); r.Reason != "here" || r.Lost != nil {
 		t.Errorf("told already: %+v", r)
 	}
-	n.unwatched.Stop()
 	s.sweep.Stop()
+}
+
+// A bridge that dies just when its watch has been answered leaves nobody behind; one that only does not ask on stays.
+func TestDeathBetweenWatches(t *testing.T) {
+	s := newServer(&settings{timing: timings{probe: patience, sessionIdle: patience, read: patience}}, checkout{}, slog.New(slog.DiscardHandler), nil)
+	n := &session{id: "1", peer: "p1", attached: true, trusted: true}
+	if err := s.admit(n); err != nil {
+		t.Fatal(err)
+	}
+	defer s.sweep.Stop()
+	hs := s.httpServer()
+	hs.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer s.release(s.use(n.id))
+		s.serveWatch(w, r, n, message{id: []byte("1"), params: []byte(`{"hold_ms":1}`)})
+	})
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error)
+	go func() { served <- hs.Serve(&deadlineListener{ln, s}) }()
+	defer func() { hs.Close(); <-served }()
+	there := func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.sessions[n.id] == n
+	}
+	c, err := net.Dial("tcp4", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	in := bufio.NewReader(c)
+	for range 3 {
+		io.WriteString(c, "POST /mcp HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+		r, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, r.Body)
+	}
+	if !there() {
+		t.Error("it was taken for dead while its connection was there")
+	}
+	c.Close()
+	if !poll(patience, func() bool { return !there() }) {
+		t.Error("it is still there")
+	}
 }

@@ -29,6 +29,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -75,6 +76,7 @@ type journal struct {
 	apply func([]*commit)                      // applies a batch that has been written, all at once
 	state func(each func(*entry)) (vital bool) // gives the entries that make the present state
 	ready chan struct{}                        // closed when what an earlier server left is written anew, or cannot be
+	mine  atomic.Pointer[[2]os.FileInfo]       // what this server has found or put under the name; nil: nothing so far
 
 	mu     sync.Mutex
 	queue  []*commit
@@ -100,6 +102,9 @@ func journalPath(root string) string {
 // start begins to write. What an earlier server left has been read already; found says that there was something.
 func (j *journal) start(found bool) {
 	j.ready, j.wake, j.ended = make(chan struct{}), make(chan struct{}, 1), make(chan struct{})
+	if now, err := os.Lstat(j.path); found && err == nil {
+		j.mine.Store(&[2]os.FileInfo{now})
+	}
 	go func() { // ends when closed is set and the queue is empty
 		defer close(j.ended)
 		if found {
@@ -114,6 +119,16 @@ func (j *journal) start(found bool) {
 			j.file.Close()
 		}
 	}()
+}
+
+// overtaken reports whether another server has put its journal here, which it does only while it has the lease.
+func (j *journal) overtaken() bool {
+	now, err := os.Lstat(j.path)
+	if err != nil {
+		return false
+	}
+	mine := j.mine.Load()
+	return mine == nil || !slices.ContainsFunc(mine[:], func(known os.FileInfo) bool { return known != nil && os.SameFile(known, now) })
 }
 
 // submit hands an entry in, in the order of the calls.
@@ -291,17 +306,18 @@ func (j *journal) rewrite() error {
 	if err == nil && vital {
 		err = f.Sync() // before it takes the place of what was synced
 	}
+	var info os.FileInfo
+	if err == nil {
+		info, err = f.Stat()
+	}
 	if err == nil {
 		err = underNameLock(context.Background(), dir, func() error {
 			if err := j.lease.check(); err != nil {
 				return err
 			}
+			j.mine.Store(&[2]os.FileInfo{j.info, info})
 			return os.Rename(temp, j.path)
 		})
-	}
-	var info os.FileInfo
-	if err == nil {
-		info, err = f.Stat()
 	}
 	if err != nil {
 		f.Close()
@@ -310,6 +326,7 @@ func (j *journal) rewrite() error {
 		}
 		return errors.New(reasonOf(err))
 	}
+	j.mine.Store(&[2]os.FileInfo{info}) // the number of a file that is closed may become another's
 	if j.file != nil {
 		j.file.Close()
 	}

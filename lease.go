@@ -312,6 +312,8 @@ type lease struct {
 
 	alarm time.Duration // who has slept for longer may have been taken for dead; 0: nobody is
 	awake time.Time     // when this process was known to be, and not to have slept before that
+
+	overtaken func() bool // see witness; nil: nobody can say
 }
 
 // newLease makes a tenure of its own out of the elector's lease. The error is that of place.
@@ -433,7 +435,7 @@ func (l *lease) oursLocked() (bool, error) {
 	}
 	now, err := os.Lstat(l.path)
 	switch {
-	case err != nil && l.sleptLocked():
+	case err != nil && (l.sleptLocked() || l.overtaken != nil && l.overtaken()):
 		// Whoever had taken it over has acknowledged what we know nothing of: fails closed.
 		return false, l.loseLocked("it is gone, and while this process slept another may have had it")
 	case err != nil:
@@ -454,6 +456,13 @@ func (l *lease) rouse(alarm time.Duration) {
 }
 
 func (l *lease) sleptLocked() bool { return l.alarm > 0 && time.Since(l.awake) > l.alarm }
+
+// witness has the lease ask, when its file is gone, whether another server has been at work here meanwhile.
+func (l *lease) witness(overtaken func() bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.overtaken = overtaken
+}
 
 // stir notes that this process runs; false when it has slept for so long that only the file can tell whose the lease is.
 func (l *lease) stir() bool {

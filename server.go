@@ -249,10 +249,10 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		defer close(served)
 		hs.Serve(&deadlineListener{ln, s})
 	}()
-	// The client need not wait for the files of publishing, whose making is a tenth of a start on a disk, nor
+	// The client need not wait for the files of publishing, which take time on a disk, nor
 	// publishing for a client that does not read.
 	var opened sync.WaitGroup
-	opened.Go(func() {
+	opened.Go(func() { // ends when its answer is written
 		if f, ok := p.client.opening(); ok {
 			s.attendFrame(s.calls, p.client, own, f)
 		}
@@ -261,12 +261,12 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 	if err != nil {
 		// Overtaken while binding: whoever has the lease is the server now.
 		s.close()
-		opened.Wait()
 		s.stopEpisodes()
 		hs.Close()
 		<-served
 		s.closeMesh()
 		l.release()
+		opened.Wait() // last: others need not wait for a client that does not read
 		if errors.Is(err, errLeaseLost) {
 			return p.elect(ctx)
 		}
@@ -278,7 +278,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		s.releaseLease()
 		s.close()
 	})()
-	l.rouse(p.set.timing.busyGrace * 9 / 10) // nobody takes a lease over before that
+	l.rouse(p.set.timing.busyGrace * 9 / 10) // a server that answers nobody is not taken over before that
 	looking := make(chan struct{})           // closed when the lease is not looked at any more
 	go s.lookAtLease(looking)
 	opened.Wait()

@@ -30,7 +30,8 @@ type session struct {
 	running   int // requests being answered; such a session is not idle
 	lastUsed  time.Time
 	ended     context.CancelCauseFunc // ends the session's watch; nil without one
-	unwatched *time.Timer             // ends the session unless a watch begins; a bridge has one
+	watches   int                     // so far
+	watchedOn *deadlineConn           // where the latest one was answered, and the next one will come
 	lost      *episodeTaken           // what its watch is to be told
 }
 
@@ -168,7 +169,7 @@ func (s *server) admit(n *session) error {
 		s.sweep = time.AfterFunc(s.set.timing.sessionIdle, s.expire)
 	}
 	if n.attached {
-		n.unwatched = time.AfterFunc(s.watchGap(), func() { s.dismissUnwatched(n) })
+		time.AfterFunc(2*s.set.timing.probe, func() { s.dismissUnwatched(n) })
 	}
 	return nil
 }
