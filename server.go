@@ -170,7 +170,8 @@ func (s *server) lose(why error) {
 	s.mu.Lock()
 	s.handsOn = true // our own client moves, too
 	s.mu.Unlock()
-	if s.close() && !s.leaving.Load() {
+	leaving := s.leaving.Load() // once it is closed, who ends it may be faster
+	if s.close() && !leaving {
 		s.log.Warn(fmt.Sprintf("this server lost its lease (%v): its clients move to the next one", why))
 	}
 }
