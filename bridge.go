@@ -258,16 +258,7 @@ func (b *bridge) confirmOn(ctx context.Context, c *conn) {
 // endWaits has the server answer what waits, since the client has nothing more
 // to say. Ending the session would do so too, but not for a call that is still
 // on its way there: it would find no session, and be made again at the next.
-func (b *bridge) endWaits(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
-	defer cancel()
-	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
-	if err != nil {
-		return false
-	}
-	defer c.close()
-	return b.pingOn(ctx, c, `{"input":"ended"}`)
-}
+func (b *bridge) endWaits(ctx context.Context) bool { return b.ping(ctx, `{"input":"ended"}`) }
 
 // request is a message of the bridge's own.
 func request(method string, params []byte) []byte {
@@ -480,10 +471,7 @@ func (b *bridge) give(f frame, r reply) bool {
 	}
 	if r.parcels != "" {
 		b.p.client.arrivedIn(parcelNumbers(r.parcels))
-		select {
-		case b.parcel <- struct{}{}:
-		default:
-		}
+		signalOn(b.parcel)
 	}
 	return true
 }

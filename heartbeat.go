@@ -13,7 +13,7 @@ import (
 )
 
 // watchParams says how long the server may hold a watch, in milliseconds; 0:
-// for ever. The bridge takes a server that has not answered by then for hung.
+// for ever. The bridge pings a server that has not answered by then.
 type watchParams struct {
 	Hold int64 `json:"hold_ms,omitempty"`
 }
@@ -98,14 +98,15 @@ func (b *bridge) pings(ctx context.Context) {
 				continue
 			}
 		}
-		if !b.ping(ctx) {
+		if !b.ping(ctx, "{}") {
 			b.lose(loss{})
 			return
 		}
 	}
 }
 
-func (b *bridge) ping(ctx context.Context) bool {
+// ping asks on a connection of its own.
+func (b *bridge) ping(ctx context.Context, params string) bool {
 	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
 	defer cancel()
 	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
@@ -113,7 +114,7 @@ func (b *bridge) ping(ctx context.Context) bool {
 		return false
 	}
 	defer c.close()
-	return b.pingOn(ctx, c, "{}")
+	return b.pingOn(ctx, c, params)
 }
 
 func (b *bridge) pingOn(ctx context.Context, c *conn, params string) bool {
