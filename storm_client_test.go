@@ -53,6 +53,8 @@ type stormRun struct {
 	over    chan struct{} // closed when it has ended and all that it wrote has been read
 	named   bool          // it has its client's name, and so its mail; guarded by c.known
 
+	writing sync.Mutex // held while a line goes out: the client leaves before it or after it
+
 	mu      sync.Mutex
 	open    map[string]*stormCall
 	ended   bool
@@ -320,6 +322,8 @@ func (r *stormRun) finish(call *stormCall, a *stormAnswer) {
 // call sends a request.
 func (r *stormRun) call(method, params string, then func(*stormAnswer)) *stormCall {
 	call := &stormCall{what: method + " " + clipped(params, 200), id: r.c.s.nextID(), sent: time.Now(), over: make(chan struct{}), then: then}
+	r.writing.Lock()
+	defer r.writing.Unlock()
 	r.mu.Lock()
 	gone := r.left || r.ended
 	if !gone {
@@ -354,10 +358,13 @@ func (r *stormRun) kill() {
 
 // leave is the client's going: it closes the process's input.
 func (r *stormRun) leave() {
+	r.writing.Lock()
+	defer r.writing.Unlock()
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.left {
-		r.left = true
+	left := r.left
+	r.left = true
+	r.mu.Unlock()
+	if !left {
 		r.in.Close()
 	}
 }
