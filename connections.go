@@ -77,13 +77,14 @@ type deadlineConn struct {
 	aborting atomic.Bool // net/http is breaking off its own read
 	cut      atomic.Bool
 	closed   atomic.Bool
-	ended    atomic.Bool  // the other side sends nothing more
-	reset    atomic.Bool  // the other side has not read all that was written
-	shut     atomic.Bool  // nothing more is written
-	armed    atomic.Int64 // when the write deadline was moved last
-	read     atomic.Int64 // when something came last
-	early    atomic.Int64 // when something came while a request was being answered; 0: nothing did
-	head     atomic.Int64 // when the head of the present request came; nanoseconds since the server started
+	ended    atomic.Bool             // the other side sends nothing more
+	reset    atomic.Bool             // the other side has not read all that was written
+	shut     atomic.Bool             // nothing more is written
+	armed    atomic.Int64            // when the write deadline was moved last
+	read     atomic.Int64            // when something came last
+	early    atomic.Int64            // when something came while a request was being answered; 0: nothing did
+	watcher  atomic.Pointer[session] // whose watch was answered here last
+	head     atomic.Int64            // when the head of the present request came; nanoseconds since the server started
 }
 
 // noteHead notes when the head of a request came, before its body is read. What

@@ -295,10 +295,7 @@ func (s *server) tendSoon() {
 		m.tending.Go(s.tendMesh)
 	}
 	m.mu.Unlock()
-	select {
-	case m.tend <- struct{}{}:
-	default:
-	}
+	signalOn(m.tend)
 }
 
 // tendMesh hands over what waits for other checkouts, at most every tendTime or when a server was seen there, and sees

@@ -43,10 +43,7 @@ func (s *server) runSoon() {
 		m.tending.Go(s.runSchedules)
 	}
 	m.mu.Unlock()
-	select {
-	case m.scheduled <- struct{}{}:
-	default:
-	}
+	signalOn(m.scheduled)
 }
 
 // runSchedules fires what is due. It ends with the server.

@@ -97,7 +97,7 @@ func (s *server) guard(mux *routeTable) http.Handler {
 				s.failure(w, r, http.StatusInternalServerError, "internal", "internal error; the log has the details")
 			}
 			if s.running.Add(-1) == 0 {
-				s.stir()
+				signalOn(s.quiet)
 			}
 		}()
 		h := w.Header()

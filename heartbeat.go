@@ -215,22 +215,24 @@ func (s *server) watchOn(n *session, number int, conn *deadlineConn, told *episo
 	}
 	if n.watches == number { // no other one has come
 		n.ended, n.watchedOn = nil, conn
+		if conn != nil {
+			conn.watcher.Store(n)
+		}
 	}
 }
 
 // watchBroke ends the session of a bridge that has died between two watches. One
 // that merely does not run keeps its connection, and its session until that expires.
 func (s *server) watchBroke(conn *deadlineConn) {
-	s.mu.Lock()
-	var died *session
-	for _, n := range s.sessions {
-		if n.watchedOn == conn {
-			died = n
-		}
+	n := conn.watcher.Load()
+	if n == nil {
+		return
 	}
+	s.mu.Lock()
+	between := n.watchedOn == conn
 	s.mu.Unlock()
-	if died != nil {
-		s.dismiss(died)
+	if between {
+		s.dismiss(n)
 	}
 }
 

@@ -141,10 +141,7 @@ func (j *journal) submit(c *commit) {
 		j.queue = append(j.queue, c)
 	}
 	j.mu.Unlock()
-	select {
-	case j.wake <- struct{}{}:
-	default:
-	}
+	signalOn(j.wake)
 }
 
 // close has the writer finish, and waits for it.
@@ -152,10 +149,7 @@ func (j *journal) close() {
 	j.mu.Lock()
 	j.closed = true
 	j.mu.Unlock()
-	select {
-	case j.wake <- struct{}{}:
-	default:
-	}
+	signalOn(j.wake)
 	<-j.ended
 }
 

@@ -80,10 +80,7 @@ func newLineWriter(w io.Writer) *lineWriter {
 			}
 			io.WriteString(w, l)
 			lw.pending.Add(-1)
-			select {
-			case lw.written <- struct{}{}:
-			default:
-			}
+			signalOn(lw.written)
 		}
 	}()
 	return lw

@@ -181,10 +181,7 @@ func (m *mesh) applyLocked(e *entry) (applied, error) {
 
 func (m *mesh) wakeLocked(box boardName) {
 	for _, r := range m.readers[box] {
-		select {
-		case r <- struct{}{}:
-		default:
-		}
+		signalOn(r)
 	}
 }
 

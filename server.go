@@ -61,6 +61,7 @@ type server struct {
 
 	mu       sync.Mutex
 	sessions map[string]*session
+	crowd    int          // the most of them since memory was last given back
 	count    map[bool]int // of them, by whether they are trusted
 	ownEnded bool         // the process's own client has left
 	closed   bool         // no session is admitted any more
@@ -358,14 +359,6 @@ func (s *server) finished() bool {
 		}
 	}
 	return s.running.Load() == 0
-}
-
-// stir wakes end, which may be waiting for what has just ended.
-func (s *server) stir() {
-	select {
-	case s.quiet <- struct{}{}:
-	default:
-	}
 }
 
 // lookAtLease notices a lost lease also when nobody calls, and links a new

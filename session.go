@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"runtime/debug"
 	"sync"
 	"time"
 )
@@ -164,6 +165,7 @@ func (s *server) admit(n *session) error {
 	}
 	s.sessions[n.id] = n
 	s.count[n.trusted]++
+	s.crowd = max(s.crowd, len(s.sessions))
 	n.lastUsed = time.Now()
 	if s.sweep == nil {
 		s.sweep = time.AfterFunc(s.set.timing.sessionIdle, s.expire)
@@ -233,9 +235,17 @@ func (s *server) dropLocked(n *session) {
 	}
 	n.waiting.end()
 	s.mesh.sessionEnded(n)
+	if s.crowd >= manySessions && len(s.sessions) <= s.crowd/8 {
+		s.crowd = len(s.sessions)
+		time.AfterFunc(time.Second, debug.FreeOSMemory)
+	}
 	s.checkEmptyLocked()
-	s.stir()
+	signalOn(s.quiet)
 }
+
+// manySessions leave so much behind when they have gone that it is given back to the system at once. By itself the runtime
+// keeps it until something is allocated again: where 1,000 had come, called and gone, 150 MB stayed instead of 20.
+const manySessions = 64
 
 var errSessionEnded = errors.New("the session has ended")
 
