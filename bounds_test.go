@@ -84,6 +84,7 @@ func TestClaimsOfABoard(t *testing.T) {
 
 // However many mailboxes there are, what they hold together is bounded, and so is what is remembered of the past.
 func TestStoreIsBounded(t *testing.T) {
+	t.Parallel()
 	st := newStore()
 	text := strings.Repeat("x", textLimit)
 	send := func(i int) error {
@@ -188,6 +189,7 @@ func TestStrangersCloseEachOther(t *testing.T) {
 
 // What was acknowledged is read again, however many checkouts a broadcast went to.
 func TestLongJournalLine(t *testing.T) {
+	t.Parallel()
 	l := letter{Ref: "1", ID: "notif-00000001", Kind: "broadcast", From: address{Box: human}, To: []boardName{{"default", "x"}}, Text: strings.Repeat("x", textLimit), At: 1}
 	e := &entry{At: 1, Store: []letter{l}}
 	for i := range 1000 {
@@ -264,6 +266,7 @@ func TestLogIsBounded(t *testing.T) {
 }
 
 func TestSmallBounds(t *testing.T) {
+	t.Parallel()
 	st := newStore()
 	for i := range namesLimit + 100 {
 		box := boardName{"default", fmt.Sprint(i)}

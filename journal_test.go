@@ -129,6 +129,7 @@ func TestJournalCompacts(t *testing.T) {
 
 // Any history, written anew, makes the same state.
 func TestStoreRewrites(t *testing.T) {
+	t.Parallel()
 	names := []boardName{{"default", "a"}, {"default", "b"}, {"red", "a"}}
 	far := place{Root: "/far"}
 	for seed := range uint64(50) {
@@ -229,6 +230,7 @@ func shape(st *store) string {
 
 // Wherever a write was broken off, what was whole before it is read; a line that is too long costs that line.
 func TestJournalIsRead(t *testing.T) {
+	t.Parallel()
 	var whole []byte
 	var ends []int
 	line := func(text string) []byte {

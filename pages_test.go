@@ -358,6 +358,7 @@ func TestDocumentsNotListed(t *testing.T) {
 
 // TestPagesPathTricks sends paths that lead out of what is served, in every spelling, as they are.
 func TestPagesPathTricks(t *testing.T) {
+	t.Parallel()
 	dir := newRepository(t)
 	write(t, filepath.Join(dir, "..", "secret.md"), "# the secret\n")
 	write(t, filepath.Join(dir, "docs-x", "secret.md"), "# the secret\n")

@@ -58,6 +58,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -82,7 +83,7 @@ var (
 
 func TestMain(m *testing.M) {
 	// Scripts wait more than they work, so more of them than processors may run; -parallel says otherwise.
-	flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0)))
+	flag.Set("test.parallel", strconv.Itoa(12*runtime.GOMAXPROCS(0)))
 	testscript.Main(suite{m}, map[string]func(){"majordomus": runProgram, "fake": runFake})
 }
 
@@ -147,9 +148,14 @@ func TestScript(t *testing.T) {
 	t.Parallel()
 	mark := "SUITE=" + strconv.Itoa(os.Getpid())
 	t.Run("run", func(t *testing.T) {
+		// Every script has its repository from this one: git's three commands for each would be a tenth of the suite's time.
+		root := t.TempDir()
+		gitIn(t, root, "init", "-q", "-b", "main")
+		gitIn(t, root, "commit", "-q", "--allow-empty", "-m", "start")
+		fresh := os.DirFS(filepath.Join(root, ".git"))
 		testscript.Run(t, testscript.Params{
 			Dir:                 filepath.Join("testdata", "script"),
-			Setup:               func(env *testscript.Env) error { return setupScript(env, mark) },
+			Setup:               func(env *testscript.Env) error { return setupScript(env, mark, fresh) },
 			Condition:           scriptCondition,
 			UpdateScripts:       *update,
 			RequireExplicitExec: true,
@@ -212,7 +218,7 @@ type worldKey struct{}
 func worldOf(ts *testscript.TestScript) *world { return ts.Value(worldKey{}).(*world) }
 
 // setupScript makes the checkout. The names of the environment are those set here and those that the script's text sets.
-func setupScript(env *testscript.Env, mark string) error {
+func setupScript(env *testscript.Env, mark string, fresh fs.FS) error {
 	repo := filepath.Join(env.WorkDir, "repo")
 	env.Cd = repo
 	env.Vars = append(env.Vars, mark, "HOME="+env.WorkDir, "GORACE=atexit_sleep_ms=10",
@@ -240,14 +246,7 @@ func setupScript(env *testscript.Env, mark string) error {
 	if err := os.MkdirAll(repo, 0o755); err != nil {
 		return err
 	}
-	for _, args := range [][]string{{"init", "-q", "-b", "main"}, {"add", "-A"}, {"commit", "-q", "--allow-empty", "-m", "start"}} {
-		git := exec.Command("git", args...)
-		git.Dir, git.Env = repo, env.Vars
-		if out, err := git.CombinedOutput(); err != nil {
-			return fmt.Errorf("git %s: %v\n%s", args[0], err, out)
-		}
-	}
-	return nil
+	return os.CopyFS(filepath.Join(repo, ".git"), fresh)
 }
 
 // environ is the environment of a process that the script starts now. A variable set to nothing is not passed.
