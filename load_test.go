@@ -16,6 +16,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -164,7 +166,7 @@ func TestLoadSessions(t *testing.T) {
 		l.settlesAt(before)
 	}
 	var now holding
-	returned := poll(2*patience, func() bool {
+	returned := raced() || poll(2*patience, func() bool {
 		now = usageOf(t, l.pid)
 		return now.kilobytes < before.kilobytes+before.kilobytes/4+8<<10
 	})
@@ -173,6 +175,12 @@ func TestLoadSessions(t *testing.T) {
 		t.Errorf("the server has %d kB in memory, and had %d kB before", now.kilobytes, before.kilobytes)
 	}
 	l.checkEnd()
+}
+
+// raced says that this is the race detector's build, which keeps for ever what it knows of memory that was used once.
+func raced() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
 func (c *stormClient) checkWhoami(a *stormAnswer) {
