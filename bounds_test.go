@@ -266,7 +266,6 @@ func TestLogIsBounded(t *testing.T) {
 }
 
 func TestSmallBounds(t *testing.T) {
-	t.Parallel()
 	st := newStore()
 	for i := range namesLimit + 100 {
 		box := boardName{"default", fmt.Sprint(i)}

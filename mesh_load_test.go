@@ -18,7 +18,7 @@ func TestMeshLoad(t *testing.T) {
 		t.Skip("starts many processes")
 	}
 	p := stormProfile{
-		worktrees: between{3, 3}, clients: between{3, 3}, life: 6 * time.Second, pause: 1500 * time.Millisecond,
+		worktrees: between{3, 3}, clients: between{3, 3}, life: 6 * time.Second, pause: 700 * time.Millisecond,
 		actions: []weighted{{"inbox", 5}, {"broadcast", 1}, {"ack", 4}, {"notify", 8}, {"ask", 2}},
 		faults:  []weighted{{"kill", 1}, {"kill server", 2}},
 	}

@@ -82,8 +82,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	// Scripts wait more than they work, so more of them than processors may run; -parallel says otherwise.
-	flag.Set("test.parallel", strconv.Itoa(12*runtime.GOMAXPROCS(0)))
+	// Scripts wait more than they work: this many of them keep the processors busy. -parallel says otherwise.
+	flag.Set("test.parallel", strconv.Itoa(min(12*runtime.GOMAXPROCS(0), 48)))
 	testscript.Main(suite{m}, map[string]func(){"majordomus": runProgram, "fake": runFake})
 }
 

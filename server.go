@@ -68,6 +68,7 @@ type server struct {
 	handsOn  bool         // once ending: somebody takes the work along to the next server
 	endBy    time.Time    // once ending: when what runs is cut
 	sweep    *time.Timer  // expires idle sessions; nil until there is one
+	giveBack *time.Timer  // gives memory back when many have gone; nil until they have
 
 	released sync.Once
 	leaving  atomic.Bool   // the lease is released, or about to be: nothing is lost
@@ -333,8 +334,10 @@ func (s *server) end(hs *http.Server) {
 	s.closeMesh()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.sweep != nil {
-		s.sweep.Stop()
+	for _, t := range []*time.Timer{s.sweep, s.giveBack} {
+		if t != nil {
+			t.Stop()
+		}
 	}
 }
 

@@ -331,6 +331,7 @@ func (r *stormRun) call(method, params string, then func(*stormAnswer)) *stormCa
 	}
 	r.mu.Unlock()
 	if !gone {
+		r.in.SetWriteDeadline(time.Now().Add(patience))
 		// A process that is dead by now cannot be written to, and what is open is finished when it has been buried.
 		fmt.Fprintf(r.in, `{"jsonrpc":"2.0","id":%s,"method":%q,"params":%s}`+"\n", call.id, method, params)
 		return call
