@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -236,6 +237,45 @@ func TestWorkIsBounded(t *testing.T) {
 	}
 }
 
+// Large bodies that come slowly fill no memory, and keep nobody out who has the token or little to say.
+func TestBodiesAreBounded(t *testing.T) {
+	g := newHTTPRig(t)
+	g.restore()
+	var all sync.WaitGroup
+	var slow []*io.PipeWriter
+	for _, path := range []string{"/mcp", "/api/v1/peers/announce"} {
+		for range bodiesLimit / maxMessage / 2 {
+			body, w := io.Pipe()
+			slow = append(slow, w)
+			r := httptest.NewRequest("POST", path, body)
+			r.Host, r.ContentLength = "127.0.0.1:8741", maxMessage
+			r.Header.Set("Content-Type", "application/json")
+			all.Go(func() { g.handler.ServeHTTP(httptest.NewRecorder(), r) })
+		}
+	}
+	eventually(t, "all are sending", func() bool { return g.bodies.Load() == bodiesLimit })
+	large := strings.Repeat(" ", smallBody) + `{"jsonrpc":"2.0","id":1,"method":"ping"}`
+	for _, c := range []struct {
+		body, header string
+		want         int
+	}{
+		{large, "Mcp-Session-Id: {new}", 503}, {strings.TrimSpace(large), "Mcp-Session-Id: {new}", 200},
+		{large, "Mcp-Session-Id: {bridge}\r\nAuthorization: Bearer {token}", 200},
+	} {
+		w := g.do(t, walked{"POST", "/mcp"}, c.body, rigHost, "Content-Type: application/json", c.header)
+		if w.Code != c.want || c.want == 503 && (jsonCode(w) != "busy" || w.Header().Get("Retry-After") != "1") {
+			t.Errorf("%d bytes, %s: %d %s", len(c.body), c.header, w.Code, w.Body)
+		}
+	}
+	for _, w := range slow {
+		w.Close()
+	}
+	all.Wait()
+	if w := g.do(t, walked{"POST", "/mcp"}, large, rigHost, "Content-Type: application/json", "Mcp-Session-Id: {new}"); w.Code != 200 || g.bodies.Load() != 0 {
+		t.Errorf("%d %s, %d bytes are being sent", w.Code, w.Body, g.bodies.Load())
+	}
+}
+
 // A log that nobody reads stops nobody, and says afterwards how much is missing.
 func TestLogIsBounded(t *testing.T) {
 	r, w := io.Pipe()
@@ -311,7 +351,7 @@ func TestLimitsAreDocumented(t *testing.T) {
 	for what, limit := range map[string]string{
 		"a message (a line on stdin)": mib(maxMessage), "headers of a request": kib(maxHeaders), "an answer |": mib(maxAnswer),
 		"nesting of a message": thousands(maxNesting) + " levels, " + thousands(maxBatch), "sessions over HTTP": thousands(maxSessions),
-		"have not shown the token": thousands(maxStrangers), "requests worked on": thousands(maxWorking), "a line of the log": kib(logLineLimit) + "; 256",
+		"have not shown the token": thousands(maxStrangers), "requests worked on": thousands(maxWorking), "bodies of over " + kib(smallBody): mib(bodiesLimit), "a line of the log": kib(logLineLimit) + "; 256",
 		"intent of a claim": fmt.Sprintf("%d characters, %d bytes", intentLimit, nameLimit), "paths of a claim": fmt.Sprintf("%d, of %s bytes", scopeLimit, thousands(pathLimit)),
 		"claims of a peer": thousands(claimLimit), "claims of a checkout": kib(claimsLimit), "overlaps in one answer": thousands(overlapLimit) + " pairs of paths, of " + kib(overlapText),
 		"departed peers": thousands(departedLimit), "the board of another": mib(boardLimit) + ", " + mib(boardsLimit), "a document that": mib(documentLimit) + ", " + thousands(documentsLimit),

@@ -64,6 +64,8 @@ type thread struct {
 	Home   place   `json:"home,omitzero"`
 	Closed int64   `json:"closed,omitempty"`
 	By     string  `json:"by,omitempty"`
+
+	Unverified bool `json:"unverified,omitempty"` // asked without the token
 }
 
 // closing closes a thread if it is still open.

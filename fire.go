@@ -192,7 +192,7 @@ func (s *server) address(e *entry, sc *schedule, header string) {
 		Text: sc.Text, At: millis(), Scheduled: header, Unverified: sc.Unverified,
 	}
 	if sc.Kind == "ask" {
-		e.Open = &thread{ID: l.ID, From: l.From, To: sc.To, Text: clip(l.Text, askExcerpt), At: l.At}
+		e.Open = &thread{ID: l.ID, From: l.From, To: sc.To, Text: clip(l.Text, askExcerpt), At: l.At, Unverified: l.Unverified}
 	}
 	if sc.To.At == (place{}) {
 		e.Store = []letter{l}

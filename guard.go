@@ -139,7 +139,7 @@ func (s *server) admissible(r *http.Request) (status int, code, message string) 
 		return 403, "forbidden", fmt.Sprintf("Host %q is not this server: use %s", clip(r.Host, 80), s.url)
 	case sent && (len(origin) != 1 || !strings.HasPrefix(origin[0], "http://") || !s.local(origin[0][len("http://"):])):
 		return 403, "forbidden", fmt.Sprintf("Origin %q may not call this server", clip(strings.Join(origin, ", "), 80))
-	case elsewhere(r.Header["Sec-Fetch-Site"]) && !(r.Method == "GET" && wantsPage(r)):
+	case elsewhere(r.Header["Sec-Fetch-Site"]) && !follows(r):
 		return 403, "forbidden", "a page from elsewhere may not call this server"
 	case r.RequestURI == "" || r.RequestURI[0] != '/':
 		return 400, "invalid_input", "the request target must be a path"
@@ -155,6 +155,13 @@ func (s *server) admissible(r *http.Request) (status int, code, message string) 
 // this machine is the same site, so a page of another local server counts too, and so does a word that is not known yet.
 func elsewhere(site []string) bool {
 	return len(site) > 0 && (len(site) > 1 || site[0] != "same-origin" && site[0] != "none")
+}
+
+// follows reports whether the user follows a link to a page. What a browser fetches for a page itself, ahead of a click
+// too, would tell that page whether there is such a path.
+func follows(r *http.Request) bool {
+	return r.Method == "GET" && wantsPage(r) && r.Header.Get("Sec-Purpose") == "" &&
+		r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document"
 }
 
 // local reports whether an authority is this server under one of its three names.
@@ -249,9 +256,14 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Write(body)
 }
 
+const (
+	smallBody   = 16 << 10 // as many of them as there may be connections are no burden
+	bodiesLimit = 64 << 20 // of larger ones that those without the token are sending
+)
+
 // readBody reads a JSON body within its limits; false means that the answer
 // has been written.
-func (s *server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
+func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) ([]byte, bool) {
 	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 		s.failure(w, r, 415, "unsupported_media_type", fmt.Sprintf("Content-Type %q: send application/json", clip(r.Header.Get("Content-Type"), 80)))
 		return nil, false
@@ -265,6 +277,18 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool)
 	if r.ContentLength > maxMessage {
 		tooLarge()
 		return nil, false
+	}
+	size := r.ContentLength
+	if size < 0 {
+		size = maxMessage
+	}
+	if !trusted && size > smallBody {
+		defer s.bodies.Add(-size)
+		if s.bodies.Add(size) > bodiesLimit {
+			s.refusedBusy.Add(1)
+			s.failure(w, r, 503, "busy", fmt.Sprintf("bodies of %d bytes are being sent, which is the limit for those without the token: try again", bodiesLimit))
+			return nil, false
+		}
 	}
 	if r.ContentLength < 0 {
 		body, err := io.ReadAll(io.LimitReader(r.Body, maxMessage+1))

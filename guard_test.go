@@ -86,7 +86,7 @@ func TestRoutesRefuseStrangers(t *testing.T) {
 	}
 	// A link from elsewhere opens a page, and nothing but a page.
 	for _, at := range all {
-		w := g.do(t, at, "", rigHost, "Sec-Fetch-Site: cross-site", "Accept: text/html")
+		w := g.do(t, at, "", rigHost, "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document", "Accept: text/html")
 		kind := w.Header().Get("Content-Type")
 		if w.Code != 403 && (at.method != "GET" || w.Code == 200 && !strings.HasPrefix(kind, "text/") && kind != "image/svg+xml") {
 			t.Errorf("%s %s from another site: %d %s", at.method, at.path, w.Code, kind)

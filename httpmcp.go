@@ -48,7 +48,7 @@ func (s *server) serveMCP(w http.ResponseWriter, r *http.Request) {
 		s.serveDelete(w, r)
 		return
 	}
-	body, ok := s.readBody(w, r)
+	body, ok := s.readBody(w, r, trusted)
 	if !ok {
 		return
 	}

@@ -43,6 +43,8 @@ type openAsk struct {
 	State string `json:"state" doc:"queued: on the way; unread: in the mailbox; read; stored: in the other checkout's mailbox" enum:"queued,unread,read,stored"`
 	Age   int64  `json:"age_seconds" doc:"how long it has been open" min:"0"`
 	Text  string `json:"text" doc:"how the ask begins"`
+
+	Unverified bool `json:"unverified,omitempty" doc:"who asks attached without the token: it may be anybody on this machine"`
 }
 
 type inboxInput struct {
@@ -69,7 +71,11 @@ func (o inboxOutput) blocks() []string {
 			if i == 0 {
 				text += "\n\n" + side.title
 			}
-			text += fmt.Sprintf("\n#%s @%s, %s old, %s: %q", a.ID, a.Peer, age(a.Age), a.State, a.Text)
+			who := "@" + a.Peer
+			if a.Unverified {
+				who += " (unverified)"
+			}
+			text += fmt.Sprintf("\n#%s %s, %s old, %s: %q", a.ID, who, age(a.Age), a.State, a.Text)
 		}
 	}
 	return withNote(text, o.Note)
@@ -314,11 +320,11 @@ func (m *mesh) openAsks(box boardName) (list []openAsk, more int) {
 		}
 		o := openAsk{ID: t.ID, Age: max(0, now-t.At) / 1000, Text: t.Text, State: m.askStateLocked(t)}
 		if t.To.At == (place{}) && t.To.Box == box {
-			o.Side, o.Peer = "to_answer", t.From.Box.name
+			o.Side, o.Peer, o.Unverified = "to_answer", t.From.Box.name, t.Unverified
 			list = append(list, o)
 		}
 		if t.From.At == (place{}) && t.From.Box == box {
-			o.Side, o.Peer = "awaiting", t.To.Box.name
+			o.Side, o.Peer, o.Unverified = "awaiting", t.To.Box.name, false
 			list = append(list, o)
 		}
 	}

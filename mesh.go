@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -214,19 +215,39 @@ func (m *mesh) nameChanged(r nameRecord) {
 }
 
 // reserved says whether a free name is not for this peer: another's who may come back for it, that of a spawned peer who
-// is expected, the human's, or one whose mailbox holds what a stranger must not read.
+// is expected, the human's, or one to which something is or may come that a stranger must not read.
 func (m *mesh) reserved(at boardName, who boardIdentity, spawn string) bool {
 	if m.journal == nil {
 		return false
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if at == human || m.state.expects(at, spawn) || who.unverified && (m.state.boxes[at] != nil || m.state.schedulesOf(at)) {
+	if at == human || m.state.expects(at, spawn) || who.unverified && m.state.private(at) {
 		return true
 	}
 	// Whoever is started in place of a bridge that died with its server gets its name, and what waits for it, at once.
 	held, ok := m.kept[at]
 	return ok && time.Now().Before(m.keptUntil) && (who.unverified || held.Identity != who.text) && !processGone(held.Process)
+}
+
+// private says whether a name here has messages, or something that brings some: open asks of either side, messages on
+// their way, schedules, spawned processes.
+func (st *store) private(box boardName) bool {
+	if st.boxes[box] != nil || st.schedulesOf(box) || slices.ContainsFunc(st.out, func(o *outgoing) bool { return o.Sender == box }) {
+		return true
+	}
+	here := address{Box: box}
+	for _, t := range st.threads {
+		if t.Closed == 0 && (t.From == here || t.To == here) {
+			return true
+		}
+	}
+	for _, p := range st.spawns {
+		if p.By == box {
+			return true
+		}
+	}
+	return false
 }
 
 // actor is who acts in a call.

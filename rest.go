@@ -31,7 +31,8 @@ func (s *server) serveCapability(w http.ResponseWriter, r *http.Request, c *capa
 		return
 	}
 	ctx := r.Context()
-	switch trusted, ok := s.checkToken(w, r); {
+	trusted, ok := s.checkToken(w, r)
+	switch {
 	case !ok:
 		return
 	case trusted:
@@ -41,7 +42,7 @@ func (s *server) serveCapability(w http.ResponseWriter, r *http.Request, c *capa
 		s.unauthorized(w, r, "this needs Authorization: Bearer with the token of this server's lease file")
 		return
 	}
-	args, ok := s.readArguments(w, r, c)
+	args, ok := s.readArguments(w, r, c, trusted)
 	if !ok || !s.startWork(w, r, &s.working) {
 		return
 	}
@@ -64,7 +65,7 @@ func (s *server) serveCapability(w http.ResponseWriter, r *http.Request, c *capa
 	})
 }
 
-func (s *server) readArguments(w http.ResponseWriter, r *http.Request, c *capability) (json.RawMessage, bool) {
+func (s *server) readArguments(w http.ResponseWriter, r *http.Request, c *capability, trusted bool) (json.RawMessage, bool) {
 	query := r.URL.Query()
 	if c.method == "GET" {
 		args, err := queryArguments(c, query)
@@ -77,7 +78,7 @@ func (s *server) readArguments(w http.ResponseWriter, r *http.Request, c *capabi
 		s.failure(w, r, 400, "invalid_input", "this route takes no query parameters: send a JSON object as the body")
 		return nil, false
 	}
-	body, ok := s.readBody(w, r)
+	body, ok := s.readBody(w, r, trusted)
 	if !ok {
 		return nil, false
 	}

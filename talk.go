@@ -102,7 +102,7 @@ func (s *server) askPeer(ctx context.Context, in askInput) (sentOutput, error) {
 		l.Follows = prior.ID
 	}
 	// The thread is in the journal before the ask is on its way: an answer may come back at once.
-	e := &entry{Open: &thread{ID: l.ID, From: l.From, To: s.addressOf(to), Text: clip(l.Text, askExcerpt), At: l.At}}
+	e := &entry{Open: &thread{ID: l.ID, From: l.From, To: s.addressOf(to), Text: clip(l.Text, askExcerpt), At: l.At, Unverified: l.Unverified}}
 	if prior != nil && to.here && prior.Home == (place{}) {
 		// One line of the journal: the prior thread is closed if and only if the new ask is stored.
 		s.closeThread(e, a, prior, side, s.followed(a, prior, side, to, l.ID))
@@ -152,7 +152,7 @@ func (s *server) followed(a actor, t *thread, side string, to *meshPeer, id stri
 	if other.Box == to.box() && (other.At == place{}) == to.here && (to.here || other.At.Root == to.Path) {
 		return nil
 	}
-	return &letter{Ref: randomHex(6), ID: t.ID, Kind: "ack", From: address{Box: a.box}, At: millis(), Text: "closed by a follow-up, #" + id}
+	return &letter{Ref: randomHex(6), ID: t.ID, Kind: "ack", From: address{Box: a.box}, At: millis(), Text: "closed by a follow-up, #" + id, Unverified: a.stranger()}
 }
 
 func (s *server) closeFollowed(ctx context.Context, a actor, t *thread, side string, to *meshPeer, id string) string {
@@ -238,7 +238,7 @@ func (s *server) ackAsk(ctx context.Context, in ackInput) (saidOutput, error) {
 	if err != nil {
 		return saidOutput{}, err
 	}
-	l := &letter{Ref: randomHex(6), ID: t.ID, Kind: "ack", From: address{Box: a.box}, At: millis()}
+	l := &letter{Ref: randomHex(6), ID: t.ID, Kind: "ack", From: address{Box: a.box}, At: millis(), Unverified: a.stranger()}
 	text := "acked #" + t.ID
 	if in.Message != "" {
 		text += " with reply"
