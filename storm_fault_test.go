@@ -235,7 +235,7 @@ func (s *storm) excuse(worktree int) {
 			m.outcome = "unknown"
 		}
 	}
-	s.t.Logf("the server of %s changed while its directory was deleted: what waited is given up", s.dirs[worktree])
+	s.t.Logf("%s: the server of %s changed while its directory was deleted: what waited is given up", time.Now().Format(time.StampMilli), s.dirs[worktree])
 }
 
 const aloneWords = "serving this client alone"

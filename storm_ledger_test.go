@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"slices"
@@ -34,8 +35,9 @@ type ledger struct {
 
 type stormMessage struct {
 	from, to string
-	number   int    // in the order of the sender's to this recipient; -1: in none
-	outcome  string // "" until it is known; acked, refused, unknown
+	number   int       // in the order of the sender's to this recipient; -1: in none
+	outcome  string    // "" until it is known; acked, refused, unknown
+	begun    time.Time // zero for a broadcast
 	settled  time.Time
 	arrived  int
 	loose    bool // it may come again unmarked
@@ -44,7 +46,7 @@ type stormMessage struct {
 // write opens the account of a message before it is sent, and gives its text.
 func (l *ledger) write(kind, from, to string, number int) string {
 	text := fmt.Sprintf("%s %d to %s", from, number, to)
-	m := &stormMessage{from: from, to: to, number: number}
+	m := &stormMessage{from: from, to: to, number: number, begun: time.Now()}
 	if kind == "schedule" { // goes when the clock says so
 		text, m.number = "later "+text, -1
 	}
@@ -165,7 +167,8 @@ func (l *ledger) arriveLocked(m *stormMessage, again bool, line string) {
 	pair := [2]string{m.from, m.to}
 	if m.number >= 0 {
 		if m.number < l.order[pair] && !l.wasAlone(m.from) {
-			l.t.Errorf("%s got %q after number %d", m.to, line, l.order[pair])
+			l.t.Errorf("%s: %s got %q, sent from %s on and %s, after number %d", time.Now().Format(time.StampMilli), m.to, line,
+				m.begun.Format(time.StampMilli), cmp.Or(m.outcome, "not answered"), l.order[pair])
 		}
 		l.order[pair] = max(l.order[pair], m.number)
 	}
