@@ -72,7 +72,7 @@ func (s *server) fanOut(ctx context.Context, l letter, reached map[string][]boar
 		reached[root] = slices.DeleteFunc(reached[root], func(b boardName) bool { return slices.Contains(boxes, b) })
 	}
 	if e.Store != nil || e.Queue != nil {
-		done, err := s.mesh.commit(e, synced)
+		done, err := s.commitFor(ctx, e)
 		if len(reached[""]) == 1 && len(roots) == 0 && errors.As(err, new(*refusal)) {
 			done.full, err = reached[""], nil
 		}

@@ -62,6 +62,7 @@ const (
 type commit struct {
 	entry *entry // nil: only a mark in the queue
 	how   durability
+	of    *session      // whose call it belongs to; nil: nobody's who could go
 	done  chan struct{} // closed when it has been applied or refused
 	out   applied
 	err   error
@@ -134,10 +135,14 @@ func (j *journal) overtaken() bool {
 // submit hands an entry in, in the order of the calls.
 func (j *journal) submit(c *commit) {
 	j.mu.Lock()
-	if j.closed {
+	switch {
+	case j.closed:
 		c.err = errLeaseLost
 		close(c.done)
-	} else {
+	case c.of != nil && c.of.over.Load(): // looked at here: what comes after it in the queue may be its successor's
+		c.err = errCallerGone
+		close(c.done)
+	default:
 		j.queue = append(j.queue, c)
 	}
 	j.mu.Unlock()

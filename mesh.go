@@ -145,14 +145,17 @@ func (m *mesh) settled() {
 func millis() int64 { return time.Now().UnixMilli() }
 
 // commit makes an entry count.
-func (m *mesh) commit(e *entry, how durability) (applied, error) {
+func (m *mesh) commit(e *entry, how durability) (applied, error) { return m.commitOf(nil, e, how) }
+
+// commitOf makes an entry count that somebody wants in a session, unless that has ended.
+func (m *mesh) commitOf(n *session, e *entry, how durability) (applied, error) {
 	e.At = millis()
 	if m.journal == nil {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		return m.applyLocked(e)
 	}
-	c := &commit{entry: e, how: how, done: make(chan struct{})}
+	c := &commit{entry: e, how: how, of: n, done: make(chan struct{})}
 	m.journal.submit(c)
 	if how <= loose {
 		return applied{}, nil

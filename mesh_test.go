@@ -119,6 +119,46 @@ func TestMeshSurvives(t *testing.T) {
 	wantTexts(t, read(t, s2, a2), "yes")
 }
 
+// A call whose session has ended, or that was broken off, writes no more: its caller may have come back, and gone on.
+func TestCallersThatHaveGone(t *testing.T) {
+	s := meshServer(t, newCheckout(t), io.Discard)
+	first, n := speak(s, "a")
+	b, _ := speak(s, "b")
+	asked, err := s.askPeer(b, askInput{Peer: "a", Query: "?"})
+	must(t, err)
+	must(t, s.admit(n))
+	broken, cancel := context.WithCancel(first)
+	cancel()
+	again := &session{id: randomHex(16), trusted: true, peer: n.peer}
+	must(t, s.admit(again))
+	writes := func(ctx context.Context) map[string]error {
+		_, notify := s.notifyPeer(ctx, notifyInput{Peer: "b", Message: "notify"})
+		_, ask := s.askPeer(ctx, askInput{Peer: "b", Query: "ask"})
+		_, ack := s.ackAsk(ctx, ackInput{ID: asked.ID, Message: "ack"})
+		_, all := s.broadcast(ctx, broadcastInput{Message: "broadcast"})
+		return map[string]error{"notify": notify, "ask": ask, "ack": ack, "broadcast": all}
+	}
+	gone := func(when string, ctx context.Context) {
+		for what, err := range writes(ctx) {
+			if err == nil || !strings.Contains(err.Error(), "nothing was sent") || !strings.Contains(err.Error(), "gone") {
+				t.Errorf("%s: %s: %v", when, what, err)
+			}
+		}
+		wantTexts(t, read(t, s, b))
+	}
+	gone("broken off", broken)
+	s.replace(again)
+	gone("replaced", first)
+	for what, err := range writes(withCaller(t.Context(), again)) {
+		if err != nil {
+			t.Errorf("in the new session: %s: %v", what, err)
+		}
+	}
+	wantTexts(t, read(t, s, b), "notify", "ask", "ack", "broadcast")
+	s.dismiss(again)
+	gone("ended", withCaller(t.Context(), again))
+}
+
 // A text that was not read in 24 hours is forgotten, an ask lapses, and whoever sent them is told.
 func TestMeshLapses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -21,6 +22,7 @@ type session struct {
 	trusted  bool // one of the user's own processes, not just any on loopback
 
 	waiting waitingCalls
+	over    atomic.Bool // it has ended: what is still running for it writes no more
 
 	mu        sync.Mutex
 	version   string                  // negotiated revision; "" before initialize
@@ -229,6 +231,7 @@ func (s *server) depart(peer peerID) {
 // the mutex that admits, so that nobody is admitted to a server that leaves.
 func (s *server) dropLocked(n *session) {
 	delete(s.sessions, n.id)
+	n.over.Store(true)
 	s.count[n.trusted]--
 	if n.ended != nil {
 		n.ended(errSessionEnded)

@@ -251,7 +251,7 @@ func (s *server) ackAsk(ctx context.Context, in ackInput) (saidOutput, error) {
 	}
 	e := &entry{}
 	out := s.closeThread(e, a, t, side, l)
-	done, err := s.mesh.commit(e, synced)
+	done, err := s.commitFor(ctx, e)
 	if err != nil && !errors.Is(err, errThreadClosed) {
 		return saidOutput{}, s.notStored(err)
 	}
@@ -299,7 +299,7 @@ func (s *server) post(ctx context.Context, e *entry, to *meshPeer, l letter) (no
 	l.To = []boardName{to.box()}
 	if to.here {
 		e.Store = append(e.Store, l)
-		done, err := s.mesh.commit(e, synced)
+		done, err := s.commitFor(ctx, e)
 		switch {
 		case errors.Is(err, errThreadClosed):
 			return "", refuse("refused", "reply_to: #%s was closed just now; nothing was sent", e.Close.ID)
@@ -322,7 +322,7 @@ func (s *server) post(ctx context.Context, e *entry, to *meshPeer, l letter) (no
 		return h.note, h.err
 	}
 	e.Queue = append(e.Queue, out)
-	if _, err := s.mesh.commit(e, synced); err != nil {
+	if _, err := s.commitFor(ctx, e); err != nil {
 		return "", s.notStored(err)
 	}
 	h = s.handOver(ctx, out.To, out.Entry.Key)
@@ -358,10 +358,28 @@ func (s *server) addressOf(to *meshPeer) address {
 	return address{Box: to.box(), At: s.placeOf(to.Path)}
 }
 
+// errCallerGone means that a call has been broken off, or its session has ended, before it had any effect.
+var errCallerGone = errors.New("whoever made the call has gone")
+
+// commitFor makes an entry count that the caller wants, if it is still there. Whoever goes on under its name has been told
+// nothing of this call, or that its outcome is unknown, and may have written already what has to come after it.
+func (s *server) commitFor(ctx context.Context, e *entry) (applied, error) {
+	switch {
+	case errors.Is(context.Cause(ctx), errLeaseLost):
+		return applied{}, errLeaseLost
+	case ctx.Err() != nil: // and so the recipient was looked for in haste
+		return applied{}, errCallerGone
+	}
+	return s.mesh.commitOf(callerOf(ctx), e, synced)
+}
+
 // notStored says that a send had no effect.
 func (s *server) notStored(err error) error {
 	if r := (*refusal)(nil); errors.As(err, &r) || errors.Is(err, errLeaseLost) {
 		return err
+	}
+	if errors.Is(err, errCallerGone) {
+		return refuse("refused", "nothing was sent: %v", err)
 	}
 	return refuse("internal", "nothing was sent: the journal cannot be written (%v)", err)
 }
