@@ -30,9 +30,10 @@ func (c *stormClient) do(a action) {
 		if c.numbers[text]++; c.numbers[text] > 1 {
 			return
 		}
+		begun := time.Now()
 		c.tool("broadcast", fmt.Sprintf(`{"message":%q}`, text), func(answer *stormAnswer) {
 			if answer.outcome() == "acked" {
-				s.settleBroadcast(text, c.name, answer.text())
+				s.settleBroadcast(text, c.name, answer.text(), begun)
 			}
 		})
 	case "ack", "reply":

@@ -210,7 +210,9 @@ func (s *storm) deleteDir(worktree int) bool {
 		}
 		switch {
 		case r.held && r.doc.Token != before:
+			// One that was just starting has not seen what was deleted.
 			s.excuse(worktree)
+			s.t.Logf("%s: the server of %s changed while its directory was deleted: what waited is given up", time.Now().Format(time.StampMilli), s.dirs[worktree])
 			return true
 		case time.Now().After(deadline):
 			s.t.Errorf("the server of %s has not put back what was deleted", s.dirs[worktree])
@@ -224,18 +226,6 @@ func (r *stormRun) safe() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return !r.doomed && !r.left && !r.stopped && !r.ended
-}
-
-// excuse gives up what waited in a checkout: a server that was just starting has not seen what was deleted.
-func (s *storm) excuse(worktree int) {
-	s.book.Lock()
-	defer s.book.Unlock()
-	for _, m := range s.sent {
-		if m.outcome == "acked" && m.arrived == 0 {
-			m.outcome = "unknown"
-		}
-	}
-	s.t.Logf("%s: the server of %s changed while its directory was deleted: what waited is given up", time.Now().Format(time.StampMilli), s.dirs[worktree])
 }
 
 const aloneWords = "serving this client alone"

@@ -17,7 +17,7 @@ import (
 // ledger is what was written, and what has arrived.
 type ledger struct {
 	t       *testing.T
-	known   map[string]bool // the names of the clients
+	known   map[string]int // the names of the clients, and their worktrees
 	lenient func(to string) bool
 
 	// What is sent by a process that serves its client alone goes at once, and overtakes what the server before it had
@@ -26,6 +26,7 @@ type ledger struct {
 	book     sync.Mutex
 	sent     map[string]*stormMessage // by text; of what goes to several, by text and recipient
 	order    map[[2]string]int        // the highest number that has arrived, by sender and recipient
+	excused  map[int]time.Time        // by worktree: what was begun before may be forgotten there
 	arrived  int
 	acked    int
 	refused  int
@@ -37,7 +38,7 @@ type stormMessage struct {
 	from, to string
 	number   int       // in the order of the sender's to this recipient; -1: in none
 	outcome  string    // "" until it is known; acked, refused, unknown
-	begun    time.Time // zero for a broadcast
+	begun    time.Time // of a broadcast, known only when that has been answered
 	settled  time.Time
 	arrived  int
 	loose    bool // it may come again unmarked
@@ -62,6 +63,9 @@ func (l *ledger) settle(text, outcome, answer string) {
 	defer l.book.Unlock()
 	m := l.sent[text]
 	m.outcome, m.settled = outcome, time.Now()
+	if l.excusedLocked(m) {
+		l.giveUpLocked(m)
+	}
 	switch outcome {
 	case "acked":
 		l.acked++
@@ -76,7 +80,7 @@ func (l *ledger) settle(text, outcome, answer string) {
 }
 
 // settleBroadcast notes whom a broadcast has reached, by the words of its answer.
-func (l *ledger) settleBroadcast(text, from, answer string) {
+func (l *ledger) settleBroadcast(text, from, answer string, begun time.Time) {
 	answer, _, _ = strings.Cut(answer, "; failed:")
 	_, names, _ := strings.Cut(answer, ": ")
 	l.book.Lock()
@@ -85,12 +89,39 @@ func (l *ledger) settleBroadcast(text, from, answer string) {
 		return
 	}
 	for name := range strings.SplitSeq(names, ", ") {
-		if !l.known[name] {
+		if _, ok := l.known[name]; !ok {
 			continue // it was taken because its own was not free yet, and its process is ended
 		}
 		m := l.broadcastLocked(text, from, name)
-		m.outcome, m.settled = "acked", time.Now()
+		m.outcome, m.begun, m.settled = "acked", begun, time.Now()
+		if l.excusedLocked(m) {
+			l.giveUpLocked(m)
+		}
 		l.acked++
+	}
+}
+
+// excuse gives up what was begun before and waits in a worktree, there and on its way from there: its server has forgotten it,
+// and what it has had already.
+func (l *ledger) excuse(worktree int) {
+	l.book.Lock()
+	defer l.book.Unlock()
+	l.excused[worktree] = time.Now()
+	for _, m := range l.sent {
+		if l.excusedLocked(m) {
+			l.giveUpLocked(m)
+		}
+	}
+}
+
+func (l *ledger) excusedLocked(m *stormMessage) bool {
+	return m.begun.Before(l.excused[l.known[m.from]]) || m.begun.Before(l.excused[l.known[m.to]])
+}
+
+func (l *ledger) giveUpLocked(m *stormMessage) {
+	m.loose = true
+	if m.outcome == "acked" && m.arrived == 0 {
+		m.outcome = "unknown"
 	}
 }
 
@@ -160,7 +191,7 @@ func (l *ledger) arriveLocked(m *stormMessage, again bool, line string) {
 		return
 	}
 	// With a full disk reading goes on, and what was read then is not known to the next server.
-	m.loose = l.lenient(m.to)
+	m.loose = m.loose || l.lenient(m.to)
 	if m.outcome == "refused" {
 		l.t.Errorf("%s got %q, which was refused", m.to, line)
 	}
