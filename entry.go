@@ -68,6 +68,17 @@ type thread struct {
 	Unverified bool `json:"unverified,omitempty"` // asked without the token
 }
 
+// sideOf is what a name here is in the thread: recipient, asker, or "" for neither. Who has asked itself is the recipient.
+func (t *thread) sideOf(box boardName) string {
+	switch (address{Box: box}) {
+	case t.To:
+		return "recipient"
+	case t.From:
+		return "asker"
+	}
+	return ""
+}
+
 // closing closes a thread if it is still open.
 type closing struct {
 	ID     string  `json:"id"`

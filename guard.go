@@ -268,15 +268,16 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) 
 		s.failure(w, r, 415, "unsupported_media_type", fmt.Sprintf("Content-Type %q: send application/json", clip(r.Header.Get("Content-Type"), 80)))
 		return nil, false
 	}
-	tooLarge := func() {
+	refused := func(status int, code, message string) ([]byte, bool) {
 		// Read on for a while: a client that is still writing would see a
 		// broken connection instead of the answer.
 		io.CopyN(io.Discard, r.Body, 4*maxMessage)
-		s.failure(w, r, 413, "too_large", fmt.Sprintf("a body may have at most %d bytes", maxMessage))
-	}
-	if r.ContentLength > maxMessage {
-		tooLarge()
+		s.failure(w, r, status, code, message)
 		return nil, false
+	}
+	tooLarge := fmt.Sprintf("a body may have at most %d bytes", maxMessage)
+	if r.ContentLength > maxMessage {
+		return refused(413, "too_large", tooLarge)
 	}
 	size := r.ContentLength
 	if size < 0 {
@@ -286,8 +287,7 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) 
 		defer s.bodies.Add(-size)
 		if s.bodies.Add(size) > bodiesLimit {
 			s.refusedBusy.Add(1)
-			s.failure(w, r, 503, "busy", fmt.Sprintf("bodies of %d bytes are being sent, which is the limit for those without the token: try again", bodiesLimit))
-			return nil, false
+			return refused(503, "busy", fmt.Sprintf("bodies of %d bytes are being sent, which is the limit for those without the token: try again", bodiesLimit))
 		}
 	}
 	if r.ContentLength < 0 {
@@ -297,8 +297,7 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) 
 			s.failure(w, r, 400, "invalid_input", "the body ended early or was malformed")
 			return nil, false
 		case len(body) > maxMessage:
-			tooLarge()
-			return nil, false
+			return refused(413, "too_large", tooLarge)
 		}
 		return body, true
 	}

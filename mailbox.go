@@ -244,6 +244,25 @@ func (st *store) onTheWay(to place) int {
 	return n
 }
 
+// private says whether a name here has messages, or something that brings some: open asks of either side, messages on
+// their way, schedules, spawned processes.
+func (st *store) private(box boardName) bool {
+	if st.boxes[box] != nil || st.schedulesOf(box) || slices.ContainsFunc(st.out, func(o *outgoing) bool { return o.Sender == box }) {
+		return true
+	}
+	for _, t := range st.threads {
+		if t.Closed == 0 && t.sideOf(box) != "" {
+			return true
+		}
+	}
+	for _, p := range st.spawns {
+		if p.By == box {
+			return true
+		}
+	}
+	return false
+}
+
 // put lays a letter into each of its mailboxes that has room; where it must, also into a full one.
 func (st *store) put(l *letter, now int64, must bool, done *applied) {
 	for _, box := range l.To {

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 	"time"
 )
@@ -231,26 +230,6 @@ func (m *mesh) reserved(at boardName, who boardIdentity, spawn string) bool {
 	// Whoever is started in place of a bridge that died with its server gets its name, and what waits for it, at once.
 	held, ok := m.kept[at]
 	return ok && time.Now().Before(m.keptUntil) && (who.unverified || held.Identity != who.text) && !processGone(held.Process)
-}
-
-// private says whether a name here has messages, or something that brings some: open asks of either side, messages on
-// their way, schedules, spawned processes.
-func (st *store) private(box boardName) bool {
-	if st.boxes[box] != nil || st.schedulesOf(box) || slices.ContainsFunc(st.out, func(o *outgoing) bool { return o.Sender == box }) {
-		return true
-	}
-	here := address{Box: box}
-	for _, t := range st.threads {
-		if t.Closed == 0 && (t.From == here || t.To == here) {
-			return true
-		}
-	}
-	for _, p := range st.spawns {
-		if p.By == box {
-			return true
-		}
-	}
-	return false
 }
 
 // actor is who acts in a call.

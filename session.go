@@ -245,7 +245,7 @@ func (s *server) dropLocked(n *session) {
 
 // When manySessions have gone, and they are at least half, what they leave behind is given back to the system as soon as no
 // other has followed for lullTime. By itself the runtime keeps most of it: where 1,000 had come, called and gone 150 MB
-// stayed, and now 26; there had been 20.
+// stayed, and now less than 30; there had been 20.
 const (
 	manySessions = 64
 	lullTime     = time.Second // so that it is done once for all who leave together

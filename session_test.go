@@ -29,7 +29,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 				}
 				defer func() { s.sweep.Stop() }()
 				runtime.KeepAlive(make([]byte, left))
-				before := systemHas()
+				before := givenBack()
 				for i, n := range all[c.stay:] {
 					s.dismiss(n)
 					if i%50 == 0 {
@@ -38,12 +38,12 @@ func TestMemoryIsGivenBack(t *testing.T) {
 				}
 				time.Sleep(lullTime / 2)
 				synctest.Wait()
-				if systemHas() >= before+left {
+				if givenBack() >= before+left {
 					t.Error("given back while they were leaving")
 				}
 				time.Sleep(lullTime)
 				synctest.Wait()
-				if given := systemHas() >= before+left; given != c.given {
+				if given := givenBack() >= before+left; given != c.given {
 					t.Errorf("given back: %v, want %v", given, c.given)
 				}
 			})
@@ -51,8 +51,8 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 }
 
-// systemHas is how much memory the runtime has given back to the system.
-func systemHas() uint64 {
+// givenBack is how much memory the runtime has given back to the system.
+func givenBack() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.HeapReleased

@@ -241,7 +241,7 @@ func newStorm(t *testing.T, profile stormProfile) *storm {
 		t: t, plan: plan, mark: fmt.Sprintf("STORM=%d-%d", os.Getpid(), seed), stop: make(chan struct{}), calm: make(chan struct{}), clock: filepath.Join(root, "clock"),
 		urls: map[string]string{}, done: map[string]int{}, now: time.Date(2026, 3, 1, 10, 0, 0, 0, time.UTC),
 	}
-	s.ledger = ledger{t: t, lenient: s.cannotWrite, wasAlone: s.hasBeenAlone, known: map[string]bool{}, sent: map[string]*stormMessage{}, order: map[[2]string]int{}}
+	s.ledger = ledger{t: t, lenient: s.cannotWrite, wasAlone: s.hasBeenAlone, known: map[string]int{}, sent: map[string]*stormMessage{}, order: map[[2]string]int{}, excused: map[int]time.Time{}}
 	s.unwell = make([]atomic.Int64, len(plan.each))
 	s.setClock(s.now)
 	if s.mounts, s.mountsAt, err = ownMounts(); err != nil {
@@ -258,7 +258,7 @@ func newStorm(t *testing.T, profile stormProfile) *storm {
 		for range n {
 			c := newStormClient(s, len(s.peers), w)
 			s.peers = append(s.peers, c)
-			s.known[c.name] = true
+			s.known[c.name] = w
 		}
 	}
 	return s

@@ -180,11 +180,8 @@ func (s *server) threadOf(a actor, id string) (*thread, string, error) {
 		return nil, "", refuse("not_found", "there is no ask #%s%s", clip(id, 80), s.mesh.openLocked(a.box))
 	}
 	found := *t
-	switch {
-	case t.To.At == place{} && t.To.Box == a.box:
-		return &found, "recipient", nil
-	case t.From.At == place{} && t.From.Box == a.box:
-		return &found, "asker", nil
+	if side := t.sideOf(a.box); side != "" {
+		return &found, side, nil
 	}
 	return nil, "", refuse("refused", "#%s is a thread between others%s", id, s.mesh.openLocked(a.box))
 }
@@ -193,7 +190,7 @@ func (s *server) threadOf(a actor, id string) (*thread, string, error) {
 func (m *mesh) openLocked(box boardName) string {
 	var ids []string
 	for _, t := range m.state.threads {
-		if t.Closed == 0 && (t.To.At == place{} && t.To.Box == box || t.From.At == place{} && t.From.Box == box) {
+		if t.Closed == 0 && t.sideOf(box) != "" {
 			ids = append(ids, "#"+t.ID)
 		}
 	}
