@@ -8,14 +8,18 @@ package main
 //     connection of their own and hold up nobody;
 //   - the client gets the bytes that the server sent;
 //   - a connection says who it is before it is trusted: every one opens with
-//     the challenge of 10-server.md §3, so that no frame, session id or token
-//     reaches a stranger who found the port free;
+//     a challenge (dialServer), so that no frame, session id or token reaches
+//     a stranger who found the port free;
 //   - it is always known how far a message came. Not connected: anything is
 //     sent again. Connected but not answered: only what is safe to repeat,
 //     otherwise the client is told "outcome unknown";
-//   - the server's end is noticed by the watch, whether or not the client
-//     speaks; a server that merely hangs, by a watch that it does not answer
-//     in time, and then a ping.
+//   - the server's end is noticed also when the client is silent
+//     (heartbeat.go), by a request that is held open, the watch. It breaks
+//     off: the server is dead. It is answered "ending": the server goes. It is
+//     overdue: one ping, and without an answer to that the server hangs;
+//   - what peers wrote comes in the answers to calls, as numbered parcels
+//     (parcel.go). It counts as read once the server has been told the number:
+//     with the next message, or by a ping when the client sends none.
 
 import (
 	"bytes"
@@ -33,7 +37,7 @@ import (
 // messageTime bounds each message, on top of the wait it asks for itself.
 const messageTime = 60 * time.Second
 
-// confirmTime is how long the server is left untold that messages have arrived
+// confirmTime is how long the server is left untold that a parcel has arrived
 // when the client says nothing by which to tell it.
 const confirmTime = 250 * time.Millisecond
 
@@ -45,13 +49,14 @@ type bridge struct {
 	headers string        // of every message
 	main    *conn         // for the messages in order; used by relay only
 
-	silent   chan struct{} // a receive means that the watch has not been answered in time
+	overdue  chan struct{} // a receive means that the watch has not been answered in time
 	answers  atomic.Int64  // to the watch
 	parcel   chan struct{} // a receive means that the server waits to be told what has arrived
 	lost     chan struct{} // closed when the server is gone, going or silent
 	lostOnce sync.Once
 	how      loss // set before lost is closed
-	ended    bool // the session has been ended; read after relay has returned
+
+	sessionEnded bool // read after relay has returned
 }
 
 // loss is how a bridge lost its server.
@@ -73,21 +78,22 @@ func (b *bridge) lose(how loss) {
 func (p *process) follow(ctx context.Context, at outcome) *ballot {
 	b := &bridge{
 		p: p, doc: at.doc, main: at.server,
-		silent: make(chan struct{}, 1), parcel: make(chan struct{}, 1), lost: make(chan struct{}),
+		overdue: make(chan struct{}, 1), parcel: make(chan struct{}, 1), lost: make(chan struct{}),
 	}
 	if err := b.attach(ctx); err != nil {
 		b.main.close()
-		return p.refusedAttach(ctx, err)
+		return p.attachFailed(ctx, err)
 	}
 	p.attachFailing = time.Time{}
 	p.log.Info(fmt.Sprintf("a server for this checkout is already running at %s; bridging this client to it", *b.doc.URL))
 
-	exchanges, cut := context.WithCancelCause(context.Background()) // what is open with the server
-	relayed := make(chan struct{})                                  // closed when every exchange has ended
+	// exchanges is the context of whatever is open with the server, and cut ends it.
+	exchanges, cut := context.WithCancelCause(context.Background())
+	relayed := make(chan struct{}) // closed when the client's messages are no longer passed on, and none is open
 	var watchers sync.WaitGroup
-	watchers.Go(func() { b.watch(exchanges) })
-	watchers.Go(func() { b.pings(exchanges) })
-	go func() {
+	watchers.Go(func() { b.watch(exchanges) })         // ends with the server or with exchanges
+	watchers.Go(func() { b.pingWhenAsked(exchanges) }) // ends when the server is lost, or with exchanges
+	go func() {                                        // ends with the client, the server or ctx; upon a signal leave waits for it for a while
 		defer close(relayed)
 		b.relay(ctx, exchanges)
 	}()
@@ -102,8 +108,8 @@ func (p *process) follow(ctx context.Context, at outcome) *ballot {
 	return b.leave(ctx, relayed, cut)
 }
 
-// leave ends the session: at once when the client has left, in order when a
-// signal came or the server is going, and by an election otherwise.
+// leave ends this process's time as a bridge, by what has ended it: a signal, a server that refuses this client for good, or the
+// client, which has left. In all other cases, a goodbye of the server's included, there is an election.
 func (b *bridge) leave(ctx context.Context, relayed <-chan struct{}, cut context.CancelCauseFunc) *ballot {
 	p := b.p
 	switch {
@@ -120,16 +126,20 @@ func (b *bridge) leave(ctx context.Context, relayed <-chan struct{}, cut context
 		p.background.Go(func() { b.end(nil) }) // the server waits for it, our client does not
 	}
 	if isClosed(relayed) && p.client.done() {
-		if !b.ended {
+		if !b.sessionEnded {
 			b.end(nil)
 		}
 		return nil
 	}
-	next := p.elect(ctx)
+	return b.moveOn(ctx, relayed, cut)
+}
+
+// moveOn elects, while what is open may still be answered.
+func (b *bridge) moveOn(ctx context.Context, relayed <-chan struct{}, cut context.CancelCauseFunc) *ballot {
+	next := b.p.elect(ctx)
 	select {
 	case <-relayed:
-		// The election may go on for long; until then wait answers the client.
-		return next
+		return next // the election may go on for long, and process.wait answers the client until it is over
 	case <-next.done:
 	}
 	if same := next.err == nil && next.out.server != nil && next.out.doc.Token == b.doc.Token; !same {
@@ -139,8 +149,8 @@ func (b *bridge) leave(ctx context.Context, relayed <-chan struct{}, cut context
 	return next
 }
 
-// retiredError is why a client is alone whom its server refuses for good. It
-// writes to nobody from then on.
+// retiredError is why a client is alone whom its server refuses for good: the
+// user has ended it with kill_peer. It writes to nobody from then on.
 type retiredError string
 
 func (e retiredError) Error() string {
@@ -149,30 +159,11 @@ func (e retiredError) Error() string {
 
 func (b *bridge) isLost() bool { return isClosed(b.lost) }
 
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// waitAtMost waits for c, but not longer than d.
-func waitAtMost(c <-chan struct{}, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-c:
-	case <-t.C:
-	}
-}
-
 var errServerGone = errors.New("another process is the server now")
 
-// refusedAttach decides what follows an attach that did not succeed: another
+// attachFailed decides what follows an attach that did not succeed: another
 // election for as long as one may take, then this client is served alone.
-func (p *process) refusedAttach(ctx context.Context, err error) *ballot {
+func (p *process) attachFailed(ctx context.Context, err error) *ballot {
 	if p.attachFailing.IsZero() {
 		p.attachFailing = time.Now()
 	}
@@ -198,7 +189,7 @@ type attachRefusal struct {
 
 func (r *attachRefusal) Error() string { return fmt.Sprintf("%s: %s", r.code, r.message) }
 
-// attach opens the session: one call puts the client on the board, whole.
+// attach opens the session: one call puts the client on the board, with its name, claims and episode.
 func (b *bridge) attach(ctx context.Context) error {
 	// Not broken off by a signal: the server would keep a session that nobody
 	// knows and nobody ends.
@@ -207,7 +198,7 @@ func (b *bridge) attach(ctx context.Context) error {
 	a := b.p.client.attachment("http")
 	params := mustJSON(attachParams{Identity: a.Identity, Process: ownProcess(), Address: a.Address, Carried: a.Carried, Again: b.p.client.wasAt(b.doc.Token)})
 	if !b.main.open(b.p.set.timing.read) {
-		c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+		c, _, err := dialHolder(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
 			return err
 		}
@@ -224,9 +215,9 @@ func (b *bridge) attach(ctx context.Context) error {
 	}
 	var result attachResult
 	if err := json.Unmarshal(member(r.body, "result"), &result); err != nil || !validIdentity(result.Session) {
-		return fmt.Errorf("the answer to attach makes no sense")
+		return errors.New("the answer to attach makes no sense")
 	}
-	b.p.client.told(arrived)
+	b.p.client.confirmed(arrived)
 	b.session = result.Session
 	b.headers = "Mcp-Session-Id: " + b.session + "\r\n"
 	b.p.client.named(result.Name)
@@ -237,20 +228,20 @@ func (b *bridge) attach(ctx context.Context) error {
 // bearer is the header that only goes to a server that has given the proof.
 func (b *bridge) bearer() string { return "Authorization: Bearer " + b.doc.Token + "\r\n" }
 
-// confirm is the header that tells the server which messages have arrived.
+// confirm is the header that tells the server which parcels have arrived.
 func (b *bridge) confirm() (numbers []int64, header string) {
-	if numbers = b.p.client.arrived(); len(numbers) > 0 {
+	if numbers = b.p.client.unconfirmed(); len(numbers) > 0 {
 		header = confirmHeader + ": " + parcelList(numbers) + "\r\n"
 	}
 	return numbers, header
 }
 
-// confirmOn confirms before a connection is closed: messages given on one that
+// confirmOn confirms before a connection is closed: parcels given on one that
 // ends are taken for lost.
 func (b *bridge) confirmOn(ctx context.Context, c *conn) {
 	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
 	defer cancel()
-	if len(b.p.client.arrived()) > 0 && !c.dead {
+	if len(b.p.client.unconfirmed()) > 0 && !c.dead {
 		b.pingOn(ctx, c, "{}")
 	}
 }
@@ -259,11 +250,6 @@ func (b *bridge) confirmOn(ctx context.Context, c *conn) {
 // to say. Ending the session would do so too, but not for a call that is still
 // on its way there: it would find no session, and be made again at the next.
 func (b *bridge) endWaits(ctx context.Context) bool { return b.ping(ctx, `{"input":"ended"}`) }
-
-// request is a message of the bridge's own.
-func request(method string, params []byte) []byte {
-	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params)
-}
 
 // relay passes the client's frames on until the client leaves, the server is
 // lost or ctx is done, and then waits for the exchanges that are open. Those
@@ -300,28 +286,24 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 			break
 		}
 	}
+	left := ctx.Err() == nil && !b.isLost() && b.p.client.done() // by itself: the client has said all that it had to
 	switch {
 	case b.isLost():
 		cut(errServerGone)
-	case ctx.Err() != nil:
-		if waiting.open() && !b.endWaits(exchanges) {
-			cut(errServerGone)
-		}
-	case b.p.client.done():
-		if waiting.open() && !b.endWaits(exchanges) {
-			cut(errServerGone)
-		}
-		waits.Wait()
-		if b.isLost() || !b.p.client.done() {
-			break // what waited was given back, for the next server
-		}
-		b.lostOnce.Do(func() {}) // the end of our own session is no loss
-		b.end(b.main)
-		b.ended = true
+	case (ctx.Err() != nil || left) && waiting.open() && !b.endWaits(exchanges):
+		cut(errServerGone)
 	}
 	waits.Wait()
 	cut(nil)
+	if left && !b.isLost() && b.p.client.done() { // else what waited was given back, for the next server
+		b.ignoreLoss()
+		b.end(b.main)
+		b.sessionEnded = true
+	}
 }
+
+// ignoreLoss: from here on the end of the session is our own doing, and no loss.
+func (b *bridge) ignoreLoss() { b.lostOnce.Do(func() {}) }
 
 // end ends the session at the server, on c when that is good for it; what goes
 // wrong does not matter.
@@ -329,7 +311,7 @@ func (b *bridge) end(c *conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	if c == nil || !c.open(b.p.set.timing.read) {
-		fresh, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
+		fresh, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
 			return
 		}
@@ -338,7 +320,7 @@ func (b *bridge) end(c *conn) {
 	}
 	arrived, header := b.confirm()
 	if r, err := c.exchange(ctx, "DELETE", "/mcp", b.headers+header, nil, maxAnswer); err == nil && r.status == http.StatusNoContent {
-		b.p.client.told(arrived)
+		b.p.client.confirmed(arrived)
 	}
 }
 
@@ -353,27 +335,14 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 	if f.runsCommand() {
 		var cut context.CancelCauseFunc
 		ctx, cut = context.WithCancelCause(ctx)
-		defer b.hurry(cut)()
+		defer b.cutAfterInput(cut)()
 	}
 	for {
 		sent, r, err := b.send(ctx, c, f, until)
+		if err != nil {
+			return b.unanswered(ctx, f, until, sent)
+		}
 		switch code := r.code(); {
-		case err != nil && errors.Is(context.Cause(ctx), errCancelled):
-			return true // it gets no answer
-		case err != nil && errors.Is(context.Cause(ctx), errInputEnded):
-			b.fail(f, "the repository's episode command is still running")
-			return true
-		case err != nil && !time.Now().Before(until):
-			b.fail(f, fmt.Sprintf("no answer within %v", messageTime+f.wait()))
-			return true
-		case err != nil && sent && !f.repeatable():
-			b.fail(f, "the server was lost while the call ran")
-			b.lose(loss{})
-			return false
-		case err != nil, r.status != http.StatusOK && (code == "session_not_found" || code == "lease_lost"):
-			b.p.client.unread(f)
-			b.lose(loss{goodbye: err == nil}) // a server that says so waits for the session to be ended
-			return false
 		case r.status == http.StatusOK:
 			if !b.give(f, r) {
 				(*c).close() // which tells the server that the answer has not arrived
@@ -381,18 +350,43 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 			return true
 		case r.status == http.StatusAccepted:
 			return true
-		case code == "busy" && b.pause(ctx, r, until):
-		case errors.Is(context.Cause(ctx), errCancelled): // during the pause
-			return true
+		case code == "session_not_found", code == "lease_lost": // not executed
+			b.p.client.unread(f)
+			b.lose(loss{goodbye: true}) // a server that says so waits for the session to be ended
+			return false
 		case code == "retired":
 			b.p.client.unread(f)
 			b.lose(loss{retired: r.retired()})
 			return false
-		default:
-			b.refuse(f, r)
+		case code == "busy" && b.pause(ctx, r, until):
+			continue
+		case errors.Is(context.Cause(ctx), errCancelled): // during the pause
 			return true
 		}
+		b.refuse(f, r)
+		return true
 	}
+}
+
+// unanswered decides what becomes of a frame to which no answer came, which may have been sent: nothing, when the client does
+// not want it any more; "outcome unknown"; or it is given back to be sent to the next server. It answers for pass.
+func (b *bridge) unanswered(ctx context.Context, f frame, until time.Time, sent bool) bool {
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errCancelled):
+		return true // it gets no answer
+	case errors.Is(cause, errInputEnded):
+		b.fail(f, "the repository's episode command is still running")
+		return true
+	case !time.Now().Before(until):
+		b.fail(f, fmt.Sprintf("no answer within %v", messageTime+f.wait()))
+		return true
+	case sent && !f.repeatable():
+		b.fail(f, "the server was lost while the call ran")
+	default:
+		b.p.client.unread(f)
+	}
+	b.lose(loss{})
+	return false
 }
 
 // send posts the frame, on a connection that is good for it. Its limit is the
@@ -408,7 +402,7 @@ func (b *bridge) send(ctx context.Context, c **conn, f frame, until time.Time) (
 	for {
 		used := *c != nil && good(*c, b.p.set.timing.read)
 		if !used {
-			fresh, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
+			fresh, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
 			if err != nil {
 				return false, reply{}, err
 			}
@@ -420,11 +414,11 @@ func (b *bridge) send(ctx context.Context, c **conn, f frame, until time.Time) (
 			}
 			*c = fresh
 		}
-		(*c).nc.SetDeadline(until)
+		(*c).limit(until)
 		arrived, header := b.confirm()
 		r, err = (*c).exchange(ctx, "POST", "/mcp", b.headers+header, f.raw, maxAnswer)
 		if err == nil && (r.status == http.StatusOK || r.status == http.StatusAccepted) {
-			b.p.client.told(arrived)
+			b.p.client.confirmed(arrived)
 		}
 		if err == nil || !used || !f.repeatable() || ctx.Err() != nil || !time.Now().Before(until) {
 			return true, r, err
@@ -432,9 +426,9 @@ func (b *bridge) send(ctx context.Context, c **conn, f frame, until time.Time) (
 	}
 }
 
-// hurry cuts an exchange endingTime after the client has left. The function
-// that it returns must be called when the exchange has ended.
-func (b *bridge) hurry(cut context.CancelCauseFunc) func() {
+// cutAfterInput cuts an exchange endingTime after the client has left. The
+// function that it returns must be called when the exchange has ended.
+func (b *bridge) cutAfterInput(cut context.CancelCauseFunc) func() {
 	done := make(chan struct{})
 	go func() { // ends with the exchange
 		select {
@@ -445,16 +439,6 @@ func (b *bridge) hurry(cut context.CancelCauseFunc) func() {
 		cut(errInputEnded)
 	}()
 	return func() { close(done) }
-}
-
-// wait is the time that the call itself asks to wait.
-func (f frame) wait() time.Duration {
-	if !f.waits() {
-		return 0
-	}
-	var seconds float64
-	json.Unmarshal(member(member(f.params, "arguments"), "wait_seconds"), &seconds)
-	return time.Duration(min(max(seconds, 0), 300) * float64(time.Second))
 }
 
 // give hands the server's answer to the client, byte for byte. What is no
@@ -470,7 +454,7 @@ func (b *bridge) give(f frame, r reply) bool {
 		return false
 	}
 	if r.parcels != "" {
-		b.p.client.arrivedIn(parcelNumbers(r.parcels))
+		b.p.client.noteParcels(parcelNumbers(r.parcels))
 		signalOn(b.parcel)
 	}
 	return true
@@ -510,6 +494,7 @@ func (b *bridge) refuse(f frame, r reply) {
 	})
 }
 
+// tell answers a frame with an error, where it wants an answer.
 func (b *bridge) tell(f frame, about func(id json.RawMessage) *rpcError) {
 	if answer := f.failed(about); answer != nil {
 		b.p.client.write(answer)

@@ -20,7 +20,7 @@ import (
 	"github.com/rogpeppe/go-internal/diff"
 )
 
-// TestCapabilities walks the table: what 20-mcp §6 and the routes ask of a row, and a line of description for every
+// TestCapabilities walks the table: what tools and routes ask of a row, and a line of description for every
 // field that a row's types bring along.
 func TestCapabilities(t *testing.T) {
 	var mux http.ServeMux // panics when two routes meet

@@ -21,13 +21,14 @@ import (
 // conn is one keep-alive connection to a server that has proven who it is. It
 // is used by one exchange at a time.
 type conn struct {
-	nc   net.Conn
-	br   *bufio.Reader
-	host string
-	used time.Time       // when the last exchange ended
-	dead bool            // not to be used again
-	life context.Context // see live; nil for most
-	ends func() bool     // of life
+	nc    net.Conn
+	br    *bufio.Reader
+	host  string
+	holds bool            // the server held its lease when it was asked
+	used  time.Time       // when the last exchange ended
+	dead  bool            // not to be used again
+	life  context.Context // see live; nil for most
+	ends  func() bool     // of life
 }
 
 // reply is an answer to one request.
@@ -63,34 +64,32 @@ func (r reply) retired() string {
 
 func (r reply) message() string { return stringMember(member(r.body, "error"), "message") }
 
-// dialServer connects to the server of a lease, which must prove that it has
-// read that lease and hold it still, within timeout. The connection is nil
-// unless the result is probeOurs.
-func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (*conn, probeResult, error) {
-	c, holds, result, err := dialProven(ctx, doc, timeout)
-	if err == nil && !holds {
+// dialHolder is dialServer for a server that must still hold its lease: the connection is nil unless the result is probeOurs.
+func dialHolder(ctx context.Context, doc leaseDocument, timeout time.Duration) (*conn, probeResult, error) {
+	c, result, err := dialServer(ctx, doc, timeout)
+	if err == nil && !c.holds {
 		c.close()
 		return nil, probeForeign, fmt.Errorf("%s has lost its lease", c.host)
 	}
 	return c, result, err
 }
 
-// dialProven is dialServer for a server that may have handed its lease on: it
-// still finishes what it began.
-func dialProven(ctx context.Context, doc leaseDocument, timeout time.Duration) (c *conn, holds bool, result probeResult, err error) {
+// dialServer connects to the server of a lease, which must prove within timeout that it has read that lease. It may have handed
+// it on meanwhile: then it still finishes what it began.
+func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (*conn, probeResult, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	host := strings.TrimPrefix(*doc.URL, "http://")
 	nc, err := new(net.Dialer).DialContext(ctx, "tcp4", host)
 	if err != nil {
-		return nil, false, failedProbe(err), fmt.Errorf("connecting to %s: %w", host, err)
+		return nil, failedProbe(err), fmt.Errorf("connecting to %s: %w", host, err)
 	}
-	c = &conn{nc: nc, br: bufio.NewReader(nc), host: host}
+	c := &conn{nc: nc, br: bufio.NewReader(nc), host: host}
 	challenge := randomHex(16)
 	r, err := c.exchange(ctx, "GET", "/", "Accept: application/json\r\nMajordomus-Challenge: "+challenge+"\r\n", nil, 1<<20)
 	if err != nil {
 		c.close()
-		return nil, false, failedProbe(err), fmt.Errorf("asking %s who it is: %w", host, err)
+		return nil, failedProbe(err), fmt.Errorf("asking %s who it is: %w", host, err)
 	}
 	var home homeAnswer
 	home.Leaseholder = true // "not false": an absent one counts as true
@@ -105,10 +104,11 @@ func dialProven(ctx context.Context, doc leaseDocument, timeout time.Duration) (
 	case !hmac.Equal([]byte(home.Proof), []byte(proof(doc.Token, challenge))):
 		err = fmt.Errorf("%s does not know this lease", host)
 	default:
-		return c, home.Leaseholder, probeOurs, nil
+		c.holds = home.Leaseholder
+		return c, probeOurs, nil
 	}
 	c.close()
-	return nil, false, probeForeign, err
+	return nil, probeForeign, err
 }
 
 // failedProbe tells a server that does not answer in time from one that
@@ -136,6 +136,9 @@ func (c *conn) close() {
 
 // cut breaks off what is being exchanged.
 func (c *conn) cut() { c.nc.SetDeadline(time.Unix(1, 0)) }
+
+// limit bounds what is exchanged from now on.
+func (c *conn) limit(until time.Time) { c.nc.SetDeadline(until) }
 
 // live has the end of ctx break off whatever is exchanged until the connection
 // is closed. Who exchanges much under one context calls it first: to arrange it
@@ -286,4 +289,16 @@ func (c *conn) readHead() (r reply, length int64, err error) {
 		}
 	}
 	return r, 0, fmt.Errorf("%w: its head has over %d lines", errMalformed, maxHeadLines)
+}
+
+// isLeaseURL accepts the one form we write. Nothing is ever sent to another.
+func isLeaseURL(url string) bool {
+	port, ok := strings.CutPrefix(url, "http://127.0.0.1:")
+	n, err := strconv.ParseUint(port, 10, 16)
+	return ok && err == nil && n > 0 && strconv.FormatUint(n, 10) == port
+}
+
+// request is a message of this program's own.
+func request(method string, params []byte) []byte {
+	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params)
 }

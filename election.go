@@ -4,7 +4,6 @@ package main
 // somebody else was faster. Every loop here ends by a deadline, none by a count.
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -63,7 +61,7 @@ type sight struct {
 	sameRoot   bool // the lease's root is this checkout, however spelled
 	probe      probeResult
 	detail     string        // how the probe failed; one line
-	age        time.Duration // of the tenure
+	age        time.Duration // since its holder has had it
 	unanswered time.Duration // how long it has been giving this elector the same probe result
 	mine, disk *executable   // this program's file when it started, and now; nil when unknown, or gone
 	version    string        // this program's
@@ -127,34 +125,6 @@ func (s sight) outdatedSelf() bool {
 func (s sight) outdatedFile() bool {
 	held := s.reading.doc.Executable
 	return held != nil && s.mine != nil && held.Path == s.mine.Path && !s.outdatedSelf() && *held != *s.mine
-}
-
-// olderRelease says whether a is a release before b. Only plain x.y.z are ordered; "(devel)" and the rest never are.
-func olderRelease(a, b string) bool {
-	as, bs := releaseNumbers(a), releaseNumbers(b)
-	if as == nil || bs == nil {
-		return false
-	}
-	for i := range as {
-		// Without leading zeros a longer number is a larger one, whatever its size.
-		if c := cmp.Or(cmp.Compare(len(as[i]), len(bs[i])), cmp.Compare(as[i], bs[i])); c != 0 {
-			return c < 0
-		}
-	}
-	return false
-}
-
-func releaseNumbers(version string) []string {
-	numbers := strings.Split(version, ".")
-	for _, n := range numbers {
-		if n == "" || strings.Trim(n, "0123456789") != "" || n[0] == '0' && n != "0" {
-			return nil
-		}
-	}
-	if len(numbers) != 3 {
-		return nil
-	}
-	return numbers
 }
 
 // An elector finds the server of one checkout for one process. Not for use by two goroutines at once.
@@ -221,7 +191,7 @@ func aloneFor(doing string, err error) *aloneError {
 func (e *elector) elect(ctx context.Context) (outcome, error) {
 	limited, cancel := context.WithTimeout(ctx, e.timing.join)
 	defer cancel()
-	var t tenure
+	var t observed
 	for delay := firstDelay; ; delay = nextDelay(delay) {
 		found, err := e.look(limited, &t)
 		if errors.Is(err, errLookAgain) {
@@ -248,7 +218,7 @@ func (e *elector) elect(ctx context.Context) (outcome, error) {
 }
 
 // look is one round: read, ask, judge, act. errLookAgain when the verdict says so or somebody else was faster.
-func (e *elector) look(ctx context.Context, t *tenure) (outcome, error) {
+func (e *elector) look(ctx context.Context, t *observed) (outcome, error) {
 	// A bridge may elect in a checkout that has been removed, where nothing is to be made anew.
 	if _, err := os.Lstat(filepath.Join(e.root, ".git")); err != nil {
 		return outcome{}, aloneFor("looking for "+leaseFile, errGone)
@@ -333,8 +303,8 @@ func (e *elector) ask(ctx context.Context, doc leaseDocument) (*conn, probeResul
 	return server, result, ""
 }
 
-// A tenure is what one election has seen of one holder of the lease.
-type tenure struct {
+// observed is what one election has seen of one holder of the lease.
+type observed struct {
 	token     string
 	seen      time.Time // first; zero before there was any
 	probe     probeResult
@@ -344,10 +314,10 @@ type tenure struct {
 	contested bool
 }
 
-// observe takes the latest reading and probe into account and returns how old the tenure is, and how long the same probe has
+// observe takes the latest reading and probe into account and returns how long the holder has had the lease, and how long the same probe has
 // failed. The age is the largest of what the lease says, what the file says and what this election has seen itself, so that a
 // time in the future holds nobody out for longer than a grace.
-func (t *tenure) observe(r reading, probe probeResult, asked time.Duration) (age, unanswered time.Duration) {
+func (t *observed) observe(r reading, probe probeResult, asked time.Duration) (age, unanswered time.Duration) {
 	if !r.held {
 		return 0, 0
 	}

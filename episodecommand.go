@@ -188,7 +188,7 @@ func (s *server) findEpisodeCommand(ctx context.Context) (path string, err error
 		return "", fmt.Errorf("%q is reached through a link, which the repository might track", what)
 	}
 	if rel, inside := below(root, real); inside {
-		if foreign(info, root) || info.Mode().Perm()&0o002 != 0 {
+		if othersFile(info, root) || info.Mode().Perm()&0o002 != 0 {
 			return "", fmt.Errorf("%q may have been written by another user: its owner must be you, and its mode not let everybody write", what)
 		}
 		if err := s.checkUntracked(ctx, filepath.ToSlash(rel)); err != nil {

@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"slices"
+	"time"
 )
 
 // frame is one line of the client, decoded as far as it takes to know what it is.
@@ -120,4 +121,14 @@ func readLine(r *bufio.Reader, limit int) (line []byte, tooLong bool, err error)
 
 func tooLongAnswer() []byte {
 	return errorMessage(nil, rpcErrorf(codeParse, "a message may have at most %d bytes; this line was longer and has been skipped", maxMessage))
+}
+
+// wait is the time that the call itself asks to wait.
+func (f frame) wait() time.Duration {
+	if !f.waits() {
+		return 0
+	}
+	var seconds float64
+	json.Unmarshal(member(member(f.params, "arguments"), "wait_seconds"), &seconds)
+	return time.Duration(min(max(seconds, 0), 300) * float64(time.Second))
 }

@@ -342,7 +342,7 @@ func (s *server) ask(ctx context.Context, c listed, r reading, size *atomic.Int6
 		f.judge(e)
 		return f
 	}
-	server, probe, err := dialServer(ctx, r.doc, s.set.timing.probe)
+	server, probe, err := dialHolder(ctx, r.doc, s.set.timing.probe)
 	if e.probe = probe; probe != probeOurs {
 		e.detail = fmt.Sprint(err)
 		f.judge(e)

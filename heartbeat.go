@@ -40,7 +40,7 @@ func (b *bridge) watch(ctx context.Context) {
 	if testHookBeforeWatch != nil {
 		testHookBeforeWatch()
 	}
-	c, _, _, err := dialProven(ctx, b.doc, b.p.set.timing.probe)
+	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
 	if err != nil {
 		b.lose(loss{})
 		return
@@ -50,7 +50,7 @@ func (b *bridge) watch(ctx context.Context) {
 	ask := request("majordomus/watch", mustJSON(watchParams{Hold: max(1, hold.Milliseconds())}))
 	for {
 		// A timer of its own each time: one that is only put off wakes the process at its old time, too.
-		silence := time.AfterFunc(hold+b.p.set.timing.probe/4, b.doubt)
+		silence := time.AfterFunc(hold+b.p.set.timing.probe/4, b.askForPing)
 		r, err := c.exchange(ctx, "POST", "/mcp", b.headers+b.bearer(), ask, maxAnswer)
 		silence.Stop()
 		b.answers.Add(1)
@@ -71,30 +71,31 @@ func (b *bridge) watch(ctx context.Context) {
 	}
 }
 
-// doubt has the server asked whether it hangs.
-func (b *bridge) doubt() { signalOn(b.silent) }
+// askForPing has the server asked whether it hangs.
+func (b *bridge) askForPing() { signalOn(b.overdue) }
 
-// pings ask a server that has not answered a watch in time whether it hangs:
-// it may be this process that did not run, or the server of an older release,
-// which holds a watch to its end. Each has a connection of its own, and so
-// never queues behind a message.
-func (b *bridge) pings(ctx context.Context) {
+// pingWhenAsked asks a server that has not answered a watch in time whether it
+// hangs: it may be this process that did not run, or the server of an older
+// release, which holds a watch to its end. Each ping has a connection of its
+// own, and so never queues behind a message. It also tells the server which
+// parcels have arrived.
+func (b *bridge) pingWhenAsked(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-b.lost:
 			return
-		case <-b.silent:
+		case <-b.overdue:
 			known := b.answers.Load()
 			time.AfterFunc(b.p.set.timing.ping, func() { // for as long as the same watch is held
 				if b.answers.Load() == known {
-					b.doubt()
+					b.askForPing()
 				}
 			})
 		case <-b.parcel:
 			// The next message tells it along the way; a client that says nothing more must not leave it untold.
-			if pause(ctx, confirmTime, b.lost) != nil || len(b.p.client.arrived()) == 0 {
+			if pause(ctx, confirmTime, b.lost) != nil || len(b.p.client.unconfirmed()) == 0 {
 				continue
 			}
 		}
@@ -109,7 +110,7 @@ func (b *bridge) pings(ctx context.Context) {
 func (b *bridge) ping(ctx context.Context, params string) bool {
 	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
 	defer cancel()
-	c, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+	c, _, err := dialHolder(ctx, b.doc, b.p.set.timing.probe)
 	if err != nil {
 		return false
 	}
@@ -123,7 +124,7 @@ func (b *bridge) pingOn(ctx context.Context, c *conn, params string) bool {
 	if err != nil || r.status != http.StatusOK {
 		return false
 	}
-	b.p.client.told(arrived)
+	b.p.client.confirmed(arrived)
 	return true
 }
 

@@ -3,7 +3,7 @@ package main
 // MCP over HTTP at /mcp; guard.go has been passed before.
 //
 // Rules kept here:
-//   - a request at /mcp is checked in the order of 20-mcp.md §5, and each
+//   - a request at /mcp is checked in one order, that of serveMCP, and each
 //     refusal has a body whose error.data.code says what happened: a bridge
 //     decides by that word, never by the status;
 //   - a bridge's session (opened by majordomus/attach) takes frames by the
@@ -28,11 +28,11 @@ const (
 	maxAnswer  = 32 << 20 // an answer's body
 	maxHeaders = 64 << 10
 	// maxWorking bounds the requests worked on at once; a probe, a ping, a
-	// watch and a call while it waits are not among them (50-surfaces.md §1).
+	// watch and a call while it waits are not among them.
 	maxWorking = 256
 )
 
-// serveMCP is /mcp, in the order of 20-mcp.md §5.
+// serveMCP is /mcp.
 func (s *server) serveMCP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != "POST" && r.Method != "DELETE" {
 		w.Header().Set("Allow", "DELETE, POST")

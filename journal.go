@@ -427,7 +427,7 @@ func readJournal(path string, st *store) (r report) {
 		r.err = errors.New(reasonOf(err))
 	case !info.Mode().IsRegular():
 		r.err = errors.New(describe(info.Mode()))
-	case foreign(info, filepath.Dir(path)):
+	case othersFile(info, filepath.Dir(path)):
 		r.err = errors.New("it belongs to another user")
 	case info.Mode().Perm()&0o077 != 0:
 		r.err = fmt.Errorf("its mode is %04o, and this program's own is 0600", info.Mode().Perm())

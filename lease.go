@@ -1,34 +1,43 @@
 package main
 
 // The lease is the file .ai/local/state/mcp/server.json of a checkout, one JSON object (leaseDocument). The process whose file
-// bears that name is the checkout's server. Design: 10-server.md §2 and §3; the election that acts on it is in election.go.
+// bears that name is the checkout's server. This file reads, holds and loses it; election.go decides by it who is to serve.
 //
 // Everything rests on one step: a file is written in full and its inode flocked under a name nobody looks at, and only then
 // gets the lease's name, at once, by link(2) (which fails when the name is taken) or by rename(2) (under server.lock, after
 // looking again that the name still leads to what was judged). So nobody ever sees a lease of ours that is half written or not
 // yet held, its bytes never change, and the kernel lets go of it however its holder dies. No pid proves anything.
 //
+// The lock says only that a holder lives; the name says who is the server. A server that was stopped for so long that it was
+// taken over still locks its old file, which has lost the name. So the server asks (lease.check) before every command and
+// again before it answers (server.invoke), and looks by itself when nobody calls (server.lookAtLease): the one that was stopped
+// finds another file under the name, executes nothing more and becomes a bridge.
+//
+// What an election makes of what it finds, the first row that fits (judge in election.go):
+//
 //	reading              probe               verdict     action
 //	absent               -                   create      link; who succeeds is the server
+//	hidden, a directory  -                   stale       cannot be replaced: serve alone
 //	empty, corrupt       -                   stale       take over, however young: we write neither
 //	document, not held   -                   stale       take over
 //	held, another root   -                   foreign     leave it, serve alone
-//	held                 refused, another's  wait        look again: its process may be dying this instant
-//	held                 the same, persists  foreign     leave it, serve alone: a sandbox may hide the port
-//	held, older file     none, ours, silent  superseded  take over, although it answers
+//	held                 refused, another's  wait        for foreignGrace: its process may be dying this instant
+//	held                 the same, longer    foreign     leave it, serve alone: a sandbox may hide the port
+//	held, older file     ours, silent, none  superseded  take over, although it may answer
 //	held, older release  ours                superseded  take over
 //	held                 ours                attach      bridge to it
-//	held, no url, young  -                   wait        look again
-//	held, no url, old    -                   abandoned   take over
-//	held                 silent              busy        look again; take over after busy grace
+//	held, no url         none                wait        for bind grace, 15 s
+//	held, no url         none, longer        abandoned   take over
+//	held                 silent              busy        look again; after busy grace, 10 s, take over
+//
+// A probe is a challenge that only who has read the lease can answer: "ours" has answered it, "another's" has not, "none"
+// means that there was no url to ask. Superseded asks also that our own program file is still the one we were started from.
 //
 // What the system does not promise: whoever deletes the directory by hand takes part in no lock. We notice by lease.check.
 
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -36,8 +45,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -57,7 +64,7 @@ var (
 	errGone      = errors.New("the checkout is no longer there")
 )
 
-var testHookBeforePublish func() // between the decision to publish and the lock
+var testHookBeforePublish func() // before publishing looks whether the lease is still ours
 
 type leaseDocument struct {
 	Schema     string      `json:"schema"`
@@ -68,22 +75,6 @@ type leaseDocument struct {
 	StartedAt  string      `json:"started_at"` // kept as text: a time we cannot read is no reason to call a lease corrupt
 	Executable *executable `json:"executable"`
 	Version    string      `json:"version"`
-}
-
-// An executable is a program's file as it was when somebody looked.
-type executable struct {
-	Path  string `json:"path"`
-	Mtime int64  `json:"mtime"` // ms since the epoch
-	Size  int64  `json:"size"`
-}
-
-// statExecutable looks at the program's file now; nil when there is none.
-func statExecutable(path string) *executable {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil
-	}
-	return &executable{path, info.ModTime().UnixMilli(), info.Size()}
 }
 
 func leasePath(root string) string { return filepath.Join(root, filepath.FromSlash(leaseFile)) }
@@ -125,11 +116,13 @@ func readLease(path string) reading {
 			r.held = true // somebody alive keeps changing it: fails closed
 			return r
 		}
+		pause(context.Background(), firstDelay, nil)
 	}
 }
 
-// readLeaseOnce also says whether the name led elsewhere by the time we saw that nobody holds the file: whoever publishes lets
-// go of the old file once the new one is in place. Only a file that still bears the name and is not held is a dead server's.
+// readLeaseOnce reads once. moved means that nobody holds the file that was read, but that the name leads to another one by
+// now: its server has just published, and let go of the old file when the new one was in place. Only a file that is not held
+// and still bears the name is a dead server's.
 func readLeaseOnce(path string) (r reading, moved bool) {
 	f, err := os.OpenFile(path, os.O_RDONLY|openWary, 0)
 	if err != nil {
@@ -142,7 +135,7 @@ func readLeaseOnce(path string) (r reading, moved bool) {
 		return reading{state: readingCorrupt, why: reasonOf(err)}, false
 	case !info.Mode().IsRegular():
 		return reading{state: readingCorrupt, why: describe(info.Mode()), info: info}, false
-	case foreign(info, filepath.Dir(path)): // its writer knows the token, and could prove to be the server
+	case othersFile(info, filepath.Dir(path)): // its writer knows the token, and could prove to be the server
 		return reading{state: readingCorrupt, why: "it belongs to another user", info: info}, false
 	}
 	data, err := io.ReadAll(io.LimitReader(f, leaseLimit+1))
@@ -156,7 +149,7 @@ func readLeaseOnce(path string) (r reading, moved bool) {
 	}
 	// Any answer but "yours" and "no locks here" counts as held: fails closed, a lease is not robbed because we could not ask.
 	// Without locks there is no live lease, and taking over fails at server.lock.
-	err = flock(f, false)
+	err = flock(f, shared)
 	r.held = err != nil && !errors.Is(err, errNoLocks)
 	if !r.held {
 		// While f is open: closed, its inode number may already be the next lease's.
@@ -211,36 +204,6 @@ func parseLease(data []byte) reading {
 	return reading{state: readingDocument, doc: doc}
 }
 
-// isLeaseURL accepts the one form we write. Nothing is ever sent to another.
-func isLeaseURL(url string) bool {
-	port, ok := strings.CutPrefix(url, "http://127.0.0.1:")
-	n, err := strconv.ParseUint(port, 10, 16)
-	return ok && err == nil && n > 0 && strconv.FormatUint(n, 10) == port
-}
-
-func describe(mode fs.FileMode) string {
-	switch {
-	case mode.IsDir():
-		return "it is a directory"
-	case mode&fs.ModeSymlink != 0:
-		return "it is a symbolic link"
-	}
-	return "it is not a regular file"
-}
-
-// reasonOf is the cause of a failed file operation without the path, which the message around it names.
-func reasonOf(err error) string {
-	var p *fs.PathError
-	if errors.As(err, &p) {
-		return p.Err.Error()
-	}
-	var l *os.LinkError
-	if errors.As(err, &l) {
-		return l.Err.Error()
-	}
-	return err.Error()
-}
-
 // placeLease writes the document into a new file, locks it, and gives it the lease's name by place, which is os.Link or
 // os.Rename. The descriptor it returns holds the lease until it is closed. No other name is left behind, except by a kill.
 func placeLease(dir string, doc leaseDocument, place func(from, to string) error) (*os.File, os.FileInfo, error) {
@@ -257,7 +220,7 @@ func placeLease(dir string, doc leaseDocument, place func(from, to string) error
 	// Not synced to disk: after a power cut every lease is stale anyway.
 	_, err = f.Write(data)
 	if err == nil {
-		err = flock(f, true)
+		err = flock(f, exclusive)
 	}
 	var info os.FileInfo
 	if err == nil {
@@ -271,25 +234,6 @@ func placeLease(dir string, doc leaseDocument, place func(from, to string) error
 		return nil, nil, err
 	}
 	return f, info, nil
-}
-
-// removeOldTemps removes what killed processes left between making a file and naming it. The caller holds server.lock.
-func removeOldTemps(dir string) {
-	entries, _ := os.ReadDir(dir) // what cannot be read is left for another time
-	for _, entry := range entries {
-		if !strings.HasPrefix(entry.Name(), tempPrefix) {
-			continue
-		}
-		// The age first: to ask who holds a young one would refuse it to the process that is just making it.
-		info, err := entry.Info()
-		if err != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()) < tempMaxAge {
-			continue
-		}
-		path := filepath.Join(dir, entry.Name())
-		if r := readLease(path); r.info != nil && !r.held {
-			os.Remove(path)
-		}
-	}
 }
 
 // A lease is this process's right to be the server. It is held until it is released, lost, or the process dies. All methods
@@ -310,13 +254,14 @@ type lease struct {
 
 	altered bool // somebody has written into file, as far as was looked
 
-	alarm time.Duration // who has slept for longer may have been taken for dead; 0: nobody is
-	awake time.Time     // when this process was known to be, and not to have slept before that
+	sleepLimit time.Duration // if it has not run for longer, this process may have been taken for dead; 0 before it serves
+	lastRan    time.Time     // when it last was seen to run
 
-	overtaken func() bool // see witness; nil: nobody can say
+	overtaken func() bool // see askWhenGone; nil: nobody can say
 }
 
-// newLease makes a tenure of its own out of the elector's lease. The error is that of place.
+// newLease makes a lease file, gives it the name by place (linkNew or os.Rename), and holds it. Errors of place come as they
+// are: the elector looks for fs.ErrExist.
 func newLease(dir string, doc leaseDocument, place func(from, to string) error) (*lease, error) {
 	l := &lease{path: filepath.Join(dir, leaseName), id: doc.Token, root: doc.Root}
 	l.rootPin, _ = os.Open(l.root)
@@ -345,7 +290,7 @@ func (l *lease) placeLocked(dir string, doc leaseDocument, place func(from, to s
 	return nil
 }
 
-// token identifies this tenure. It is a secret.
+// token identifies the lease from link to release, whatever its file. It is a secret.
 func (l *lease) token() string { return l.id }
 
 // document is what this process has written, token included.
@@ -356,7 +301,7 @@ func (l *lease) document() leaseDocument {
 }
 
 // publish says where the server answers; it must do so already. errLeaseLost: another process was faster, attach to it.
-// *aloneError: the lease is still ours, without a url; release it and serve alone.
+// *aloneError: the lease is still ours, without a url; release it and serve alone. Any other error: url is not one of ours.
 func (l *lease) publish(url string) error {
 	if testHookBeforePublish != nil {
 		testHookBeforePublish()
@@ -393,8 +338,8 @@ func (l *lease) publishFile(url string) error {
 	})
 }
 
-// check says whether the lease is still ours: nil or errLeaseLost. It costs one lstat. A file that is merely gone, or was
-// written into, is put back before it returns; what else was in the directory is not (journal.look). When the checkout is gone too,
+// check says whether the lease is still ours: nil or errLeaseLost. Nearly always that is one lstat. A file that is merely gone,
+// or was written into, is put back first; what else was in the directory is not (journal.look). When the checkout is gone too,
 // or another directory stands in its place, nothing is put back and the answer is nil: there is nobody to lose to yet.
 func (l *lease) check() error {
 	l.mu.Lock()
@@ -406,6 +351,9 @@ func (l *lease) check() error {
 	l.mu.Unlock()
 	if altered {
 		l.restore()
+		l.mu.Lock()
+		err = l.lost // restore may have found another's file
+		l.mu.Unlock()
 	}
 	if errors.Is(err, errGone) {
 		return nil
@@ -441,41 +389,43 @@ func (l *lease) oursLocked() (bool, error) {
 	case err != nil:
 		return false, nil
 	case os.SameFile(now, l.info):
-		l.awake = time.Now()
+		l.lastRan = time.Now()
 		l.altered = now.Size() != l.info.Size() || !now.ModTime().Equal(l.info.ModTime())
 		return true, nil
 	}
 	return false, l.loseLocked("another file has taken its place")
 }
 
-// rouse has the lease take notice of how long this process does not run. From then on stir must be called more often.
-func (l *lease) rouse(alarm time.Duration) {
+// limitSleep says for how long this process may not run before another takes it for dead. From then on noteRunning must be
+// called more often than that.
+func (l *lease) limitSleep(limit time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.alarm, l.awake = alarm, time.Now()
+	l.sleepLimit, l.lastRan = limit, time.Now()
 }
 
-func (l *lease) sleptLocked() bool { return l.alarm > 0 && time.Since(l.awake) > l.alarm }
+func (l *lease) sleptLocked() bool { return l.sleepLimit > 0 && time.Since(l.lastRan) > l.sleepLimit }
 
-// witness has the lease ask, when its file is gone, whether another server has been at work here meanwhile.
-func (l *lease) witness(overtaken func() bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.overtaken = overtaken
-}
-
-// stir notes that this process runs; false when it has slept for so long that only the file can tell whose the lease is.
-func (l *lease) stir() bool {
+// noteRunning notes that this process runs; false when it has slept for so long that only the file can tell whose the lease is.
+func (l *lease) noteRunning() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.sleptLocked() {
 		return false
 	}
-	l.awake = time.Now()
+	l.lastRan = time.Now()
 	return true
 }
 
-// relinkLocked puts a new file of the same tenure in place of one that is gone. Failing is losing: fails closed, a server that
+// askWhenGone gives the lease a second witness (the journal): when its file is gone, whether another server has been at work
+// here meanwhile.
+func (l *lease) askWhenGone(overtaken func() bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.overtaken = overtaken
+}
+
+// relinkLocked puts a new file with the same token in place of one that is gone. Failing is losing: fails closed, a server that
 // nobody can find must not take commands.
 func (l *lease) relinkLocked() error {
 	for limit := time.Now().Add(time.Second); ; {
@@ -544,10 +494,4 @@ func (l *lease) release() error {
 		return fmt.Errorf("releasing %s: %w", leaseFile, err)
 	}
 	return nil
-}
-
-func randomHex(n int) string {
-	b := make([]byte, n)
-	rand.Read(b) // never fails
-	return hex.EncodeToString(b)
 }

@@ -493,7 +493,7 @@ func plantLease(t *testing.T, root string, doc leaseDocument, held bool) *os.Fil
 	f, err := os.Open(temp)
 	must(t, err)
 	if held {
-		must(t, flock(f, true))
+		must(t, flock(f, exclusive))
 	}
 	must(t, os.Rename(temp, leasePath(root)))
 	t.Cleanup(func() { f.Close() })

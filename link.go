@@ -108,7 +108,7 @@ func (s *server) dialCheckout(ctx context.Context, root string) (l *link, reused
 	case !sameDir(r.doc.Root, root):
 		return nil, false, fmt.Errorf("%w: its lease is for %q", errNotServed, r.doc.Root)
 	}
-	c, _, err := dialServer(ctx, r.doc, s.set.timing.probe)
+	c, _, err := dialHolder(ctx, r.doc, s.set.timing.probe)
 	if err != nil {
 		return nil, false, fmt.Errorf("%w: %v", errNotServed, err)
 	}

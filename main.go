@@ -12,9 +12,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"runtime/debug"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -50,9 +47,6 @@ episodes (default .ai/local/bin/episode); MAJORDOMUS_LOG is debug, info, warn or
 error.
 `
 
-// version is set by -ldflags "-X main.version=1.2.3"; empty: from the build.
-var version string
-
 // Exit codes beside 0.
 const (
 	exitUsage    = 2
@@ -64,9 +58,9 @@ const (
 type usageError struct{ error }
 
 func main() {
-	ctx, ending := notifySignals()
+	ctx := notifySignals()
 	err := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
-	ending.exit(exitCode(err, os.Stderr))
+	exit(ctx, exitCode(err, os.Stderr))
 }
 
 // exitCode is the one place that turns an error into an exit code.
@@ -87,6 +81,7 @@ func exitCode(err error, stderr io.Writer) int {
 	}
 }
 
+// run is one command: mcp, version or help.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	command := "help"
 	if len(args) > 0 {
@@ -109,7 +104,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return usageError{fmt.Errorf("there is no command %q", command)}
 }
 
-// settings is everything a process is told: its flags and its environment.
+// settings is what a process is told by its flags and its environment, and what it is.
 type settings struct {
 	dir        string // where to look for the checkout
 	standalone bool
@@ -120,12 +115,18 @@ type settings struct {
 	episode    string // the repository's episode command, where one is named
 	version    string
 	exe        *executable // this program's file, noted at start; nil when unknown
-	aloneWhy   string      // not empty: the client is served alone from the start
 }
 
-// timings are the bounds of 10-server.md §3.
+// timings are bounds: docs/timings.md says of what, and the defaults.
 type timings struct {
-	probe, bindGrace, busyGrace, join, sessionIdle, ping, read, reattach time.Duration
+	probe       time.Duration // an answer to the question who a server is
+	bindGrace   time.Duration // a lease without a url
+	busyGrace   time.Duration // a server that is silent
+	join        time.Duration // an election
+	sessionIdle time.Duration // a session over HTTP that says nothing
+	ping        time.Duration // a watch: how long a bridge goes without a sign of life
+	read        time.Duration // whatever is read from a connection, and an idle one
+	reattach    time.Duration // an episode whose client is gone
 }
 
 // readTimings takes the defaults and what the environment changes: a seam for
@@ -196,6 +197,8 @@ func readSettings(args []string, getenv func(string) string) (*settings, error) 
 	return set, err
 }
 
+// commandMCP is one process's time: settings, log, the checkout, the client, whose input is read from then on; then process.run
+// (process.go), until the client has left: elect, serve or follow or alone, elect again.
 func commandMCP(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	set, err := readSettings(args, os.Getenv)
 	if errors.Is(err, flag.ErrHelp) {
@@ -213,19 +216,7 @@ func commandMCP(ctx context.Context, args []string, stdin io.Reader, stdout, std
 	defer lines.flush()
 	log := slog.New(&lineHandler{out: lines, level: level})
 	greet(stdin, log)
-
-	p := &process{set: set, log: log}
-	name := ""
-	p.checkout, err = findCheckout(set.dir)
-	switch {
-	case set.standalone:
-		set.aloneWhy = "--standalone was given"
-	case err != nil:
-		set.aloneWhy = err.Error()
-	}
-	if err == nil {
-		name = filepath.Base(p.checkout.root)
-	}
+	// Polled, so that to wait for input keeps no thread, and a write that nobody reads can be given up.
 	if f, ok := stdin.(*os.File); ok {
 		polled, restore := pollable(f)
 		defer restore()
@@ -236,26 +227,9 @@ func commandMCP(ctx context.Context, args []string, stdin io.Reader, stdout, std
 		defer restore()
 		stdout = polled
 	}
-	p.client = newClient(stdin, stdout, name, set.timing.read, os.Getenv)
-	if set.aloneWhy == "" {
-		p.elector = newElector(p)
-	}
+	p := newProcess(set, stdin, stdout, log)
 	p.run(ctx)
 	return p.refusal
-}
-
-func newElector(p *process) *elector {
-	return &elector{
-		root:    p.checkout.root,
-		version: p.set.version,
-		exe:     p.set.exe,
-		timing:  p.set.timing,
-		log:     p.log,
-		ended:   p.client.ended,
-		probe: func(ctx context.Context, doc leaseDocument) (*conn, probeResult, error) {
-			return dialServer(ctx, doc, p.set.timing.probe)
-		},
-	}
 }
 
 // greet tells a person who started the program in a terminal what it is
@@ -275,17 +249,6 @@ func greet(stdin io.Reader, log *slog.Logger) {
 	log.Info("waiting for an MCP client's messages on standard input, one JSON object a line; this is started by a client, see majordomus help; end it with ctrl-d or ctrl-c")
 }
 
-// programVersion is the release, without the leading v, or (devel).
-func programVersion() string {
-	if version != "" {
-		return version
-	}
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return strings.TrimPrefix(info.Main.Version, "v")
-	}
-	return "(devel)"
-}
-
 // logLevel reads MAJORDOMUS_LOG.
 func logLevel(text string) (slog.Level, error) {
 	switch text {
@@ -301,58 +264,41 @@ func logLevel(text string) (slog.Level, error) {
 	return 0, usageError{fmt.Errorf("MAJORDOMUS_LOG=%q: give debug, info, warn or error", text)}
 }
 
-// ending is how a signal ends the process.
-type ending struct {
-	signals chan os.Signal
-	cancel  context.CancelCauseFunc
-	ctx     context.Context
-}
-
 // signalled is the cause of a context that a signal has ended.
 type signalled struct{ os.Signal }
 
 func (s signalled) Error() string { return "signal: " + s.String() }
 
-// notifySignals ends the context at the first signal, upon which the lease is
-// released. At a second one, or when ending takes too long (somebody does not
-// read our stdout), the process dies as it is.
-func notifySignals() (context.Context, *ending) {
+// notifySignals gives a context that ends at the first signal, upon which the lease is released. At a second one, or when ending
+// takes too long (somebody does not read our stdout), the process ends as it is.
+func notifySignals() context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	e := &ending{signals: make(chan os.Signal, 2), cancel: cancel, ctx: ctx}
+	signals := make(chan os.Signal, 2)
 	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
 		if !signal.Ignored(sig) { // nohup means what it says
-			signal.Notify(e.signals, sig)
+			signal.Notify(signals, sig)
 		}
 	}
 	// Notified rather than ignored: an ignored SIGPIPE would be inherited by
 	// the processes we start. A broken stdout then is a write error.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	go func() { // ends with the process
-		first := <-e.signals
+		first := <-signals
 		cancel(signalled{first})
 		select {
-		case <-e.signals:
+		case <-signals:
 		case <-time.After(endingTime + time.Second/2):
 		}
-		dieOf(first)
+		exit(ctx, exitInternal)
 	}()
-	return ctx, e
+	return ctx
 }
 
-// exit ends the process as it was asked to: by the signal that ended it, so
-// that its parent can tell, or with a code.
-func (e *ending) exit(code int) {
-	if s := (signalled{}); errors.As(context.Cause(e.ctx), &s) {
+// exit ends the process: by the signal that has ended ctx, so that its parent can tell, or with a code where there was none or
+// it does not kill.
+func exit(ctx context.Context, code int) {
+	if s := (signalled{}); errors.As(context.Cause(ctx), &s) {
 		dieOf(s.Signal)
 	}
 	os.Exit(code)
-}
-
-// ownExecutable notes the file this process was started from; nil when unknown.
-func ownExecutable() *executable {
-	path, err := os.Executable()
-	if err != nil {
-		return nil
-	}
-	return statExecutable(path)
 }

@@ -108,7 +108,7 @@ func (s *server) openMesh() {
 	scheduled := len(m.state.schedules) > 0
 	m.journal = &journal{root: s.checkout.root, path: path, lease: s.lease, log: s.log, apply: m.applyAll, state: m.everything}
 	m.journal.start(r.found)
-	s.lease.witness(m.journal.overtaken)
+	s.lease.askWhenGone(m.journal.overtaken)
 	s.tendSoon()
 	if scheduled {
 		s.runSoon()

@@ -30,7 +30,7 @@ const (
 // the last one is there.
 const maxBatch = 100
 
-// maxNesting is how deep a message may nest (20-mcp.md §1).
+// maxNesting is how deep a message may nest.
 const maxNesting = 1000
 
 // rpcError is a JSON-RPC error object.
@@ -361,7 +361,7 @@ func mustJSON(v any) []byte {
 // batches reports whether a revision knows JSON-RPC batches.
 func batches(version string) bool { return version == "2025-03-26" || version == "2024-11-05" }
 
-// batchElements applies the rules for batches (20-mcp.md §1): the whole batch
+// batchElements applies the rules for batches: the whole batch
 // is refused or none of it.
 func batchElements(version string, raw []byte) ([]json.RawMessage, *rpcError) {
 	var elements []json.RawMessage

@@ -323,7 +323,7 @@ func (f *fake) home(w http.ResponseWriter, r *http.Request, behind string) {
 	})
 }
 
-// refusals are the errors of 50-surfaces.md §1 that a fake can be told to give.
+// refusals are the errors of a server that a fake can be told to give.
 var refusals = map[string]int{
 	"session_not_found": 404, "lease_lost": 409, "busy": 503, "too_large": 413, "retired": 410, "internal": 500,
 }

@@ -5,7 +5,6 @@ package main
 
 import (
 	"bytes"
-	"crypto/hmac"
 	"crypto/sha256"
 	_ "embed"
 	"encoding/hex"
@@ -129,13 +128,6 @@ func (s *server) serveHome(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Vary", "Accept")
 	writeJSON(w, http.StatusOK, append(mustJSON(answer), '\n'))
-}
-
-// proof is what only a reader of the lease file can answer to a challenge.
-func proof(token, challenge string) string {
-	h := hmac.New(sha256.New, []byte(token))
-	h.Write([]byte(challenge))
-	return hex.EncodeToString(h.Sum(nil))
 }
 
 // serveIndex lists the routes of the REST API.

@@ -273,7 +273,7 @@ func (c *capability) describeTool() object {
 	}})
 }
 
-// withInboxSchema adds the messages that may ride on the answer of any tool (40-mesh.md §3); withInbox puts them there.
+// withInboxSchema adds the messages that may ride on the answer of any tool: withInbox puts them there.
 func withInboxSchema(o object) object {
 	properties := o[1].value.(object)
 	o[1].value = append(slices.Clip(properties), pair{"inbox", object{{"type", "array"}, {"items", object{{"type", "object"}}}}})

@@ -71,7 +71,7 @@ func realDir(dir string, private bool) (made bool, err error) {
 		return false, fmt.Errorf("%w: %s is a symbolic link, and none is followed here", errNotPlain, dir)
 	case !info.IsDir():
 		return false, fmt.Errorf("%w: %s is not a directory", errNotPlain, dir)
-	case foreign(info, filepath.Dir(dir)):
+	case othersFile(info, filepath.Dir(dir)):
 		return false, fmt.Errorf("%w: %s belongs to another user", errNotPlain, dir)
 	case private && info.Mode().Perm()&^mode != 0:
 		// Fails closed: in a directory that others may write they could put a lease of their own in place of ours.
@@ -80,9 +80,9 @@ func realDir(dir string, private bool) (made bool, err error) {
 	return false, nil
 }
 
-// foreign says that what is there belongs to somebody who could not have put it there but for a directory that was once open
+// othersFile says that what is there belongs to somebody who could not have put it there but for a directory that was once open
 // to everybody: neither to this user, nor to the system's, nor to the owner of the directory above, who can do as he likes.
-func foreign(info fs.FileInfo, above string) bool {
+func othersFile(info fs.FileInfo, above string) bool {
 	owner, known := ownerOf(info)
 	if !known || owner == os.Geteuid() || owner == 0 {
 		return false
@@ -99,7 +99,7 @@ func foreign(info fs.FileInfo, above string) bool {
 // a worktree that was removed stays registered, and its place may be free for all.
 func (c checkout) strange(root string) bool {
 	info, err := os.Stat(root)
-	return err == nil && foreign(info, c.root)
+	return err == nil && othersFile(info, c.root)
 }
 
 func writeIgnore(dir string) error {
@@ -157,7 +157,7 @@ func lockFile(path string) (*os.File, error) {
 		if info.Mode().Perm()&0o077 != 0 {
 			f.Chmod(0o600) // who may open it may hold it
 		}
-		err = flock(f, true)
+		err = flock(f, exclusive)
 	}
 	if err == nil {
 		if now, statErr := os.Lstat(path); statErr != nil || !os.SameFile(now, info) {
@@ -170,3 +170,53 @@ func lockFile(path string) (*os.File, error) {
 	}
 	return f, nil
 }
+
+// removeOldTemps removes what killed processes left between making a file and naming it. The caller holds server.lock.
+func removeOldTemps(dir string) {
+	entries, _ := os.ReadDir(dir) // what cannot be read is left for another time
+	for _, entry := range entries {
+		if !strings.HasPrefix(entry.Name(), tempPrefix) {
+			continue
+		}
+		// The age first: to ask who holds a young one would refuse it to the process that is just making it.
+		info, err := entry.Info()
+		if err != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()) < tempMaxAge {
+			continue
+		}
+		path := filepath.Join(dir, entry.Name())
+		if r := readLease(path); r.info != nil && !r.held {
+			os.Remove(path)
+		}
+	}
+}
+
+func describe(mode fs.FileMode) string {
+	switch {
+	case mode.IsDir():
+		return "it is a directory"
+	case mode&fs.ModeSymlink != 0:
+		return "it is a symbolic link"
+	}
+	return "it is not a regular file"
+}
+
+// reasonOf is the cause of a failed file operation without the path, which the message around it names.
+func reasonOf(err error) string {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err.Error()
+	}
+	var l *os.LinkError
+	if errors.As(err, &l) {
+		return l.Err.Error()
+	}
+	return err.Error()
+}
+
+// lockKind is how a file is locked: a holder's lock is exclusive; who only asks whether there is one tries a shared one.
+type lockKind int
+
+const (
+	shared lockKind = iota
+	exclusive
+)

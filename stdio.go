@@ -1,19 +1,14 @@
 package main
 
-// The process's own client: frames in on stdin, answers out on stdout, and the
-// process's life as a sequence of roles. A role is a function: serve, follow or
-// alone. Each takes frames from the client until it is over and returns the
-// election that decides on the next; the client initializes only once.
+// The process's own client: frames in on stdin, answers out on stdout, and what
+// the next server has to be told of it.
 
 import (
 	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"slices"
 	"strconv"
@@ -252,23 +247,23 @@ func (c *client) hurry() {
 	}
 }
 
-// arrivedIn notes the parcels of an answer that is out: whoever is the server
+// noteParcels notes the parcels of an answer that is out: whoever is the server
 // when it can be told is told.
-func (c *client) arrivedIn(numbers []int64) {
+func (c *client) noteParcels(numbers []int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.parcels = append(c.parcels, numbers...)
 }
 
-// arrived lists them.
-func (c *client) arrived() []int64 {
+// unconfirmed lists them.
+func (c *client) unconfirmed() []int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.parcels)
 }
 
-// told strikes off what a server has been told.
-func (c *client) told(numbers []int64) {
+// confirmed strikes off what a server has been told.
+func (c *client) confirmed(numbers []int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.parcels = slices.DeleteFunc(c.parcels, func(n int64) bool { return slices.Contains(numbers, n) })
@@ -363,203 +358,4 @@ func (c *client) named(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.carried.Name = name
-}
-
-// process is one `majordomus mcp`.
-type process struct {
-	set        *settings
-	log        *slog.Logger
-	client     *client
-	checkout   checkout
-	elector    *elector
-	background sync.WaitGroup // what is seen off while the client has moved on
-
-	attachFailing time.Time // since when attaching fails; zero when it does not
-	roles         int       // how many it has had, this one included
-	refusal       error     // why it does not serve, see refuses
-}
-
-// ballot is an election that is going on or has ended.
-type ballot struct {
-	done chan struct{} // closed when out and err are set
-	out  outcome
-	err  error
-}
-
-func (p *process) elect(ctx context.Context) *ballot {
-	b := &ballot{done: make(chan struct{})}
-	go func() { // ends with the election, which is bounded
-		defer close(b.done)
-		b.out, b.err = p.elector.elect(ctx)
-	}()
-	return b
-}
-
-// abandon gives up what an election won when nobody wants it any more.
-func (b *ballot) abandon() {
-	<-b.done
-	if b.out.lease != nil {
-		b.out.lease.release()
-	}
-	if b.out.server != nil {
-		b.out.server.close()
-	}
-}
-
-// run is the life of the process: elect, take the role, and again, until the
-// client has left or a signal came.
-func (p *process) run(ctx context.Context) {
-	defer p.background.Wait()
-	b := p.start(ctx)
-	for b != nil {
-		p.wait(ctx, b)
-		if ctx.Err() != nil {
-			b.abandon()
-			return
-		}
-		p.roles++
-		switch {
-		case b.err != nil:
-			b = p.alone(ctx, b.err)
-		case b.out.lease != nil:
-			b = p.serve(ctx, b.out.lease)
-		default:
-			b = p.follow(ctx, b.out)
-		}
-	}
-}
-
-// start begins the first election, or says why there is none.
-func (p *process) start(ctx context.Context) *ballot {
-	if p.elector != nil {
-		return p.elect(ctx)
-	}
-	return p.alone(ctx, nil)
-}
-
-// firstAnswer bounds how long a client waits for the election before the
-// process answers by itself, without saying who is here (10-server.md §4).
-const firstAnswer = time.Second
-
-// maxHeld is how many calls are taken in while an election goes on.
-const maxHeld = 64
-
-// wait answers the client until the election has ended; only calls of tools
-// wait for it.
-func (p *process) wait(ctx context.Context, b *ballot) {
-	// Most elections are settled at once, and then every answer comes in order
-	// from whoever serves.
-	patience := time.NewTimer(firstAnswer)
-	defer patience.Stop()
-	select {
-	case <-b.done:
-		return
-	case <-patience.C:
-	case <-ctx.Done():
-	}
-	var room *server
-	var held []frame
-	size := 0
-	defer func() { p.client.unread(held...) }()
-	for {
-		f, ok := p.client.next(ctx, b.done)
-		switch {
-		case !ok:
-			<-b.done // at the end of input it ends by itself: see elector.ended
-			return
-		case f.tool != "", bytes.HasPrefix(f.raw, []byte("[")) && batches(p.client.negotiated()):
-			held = append(held, f)
-			if size += len(f.raw); len(held) < maxHeld && size < maxMessage {
-				continue
-			}
-			<-b.done // what else it sends stays with the client
-			return
-		case f.method == "notifications/cancelled":
-			id := member(f.params, "requestId")
-			held = without(held, id)
-		}
-		if room == nil {
-			room = newServer(p.set, p.checkout, p.log, nil)
-			room.why = "it is not settled yet which process serves this checkout"
-		}
-		n := &session{version: p.client.negotiated(), trusted: true}
-		room.attendFrame(ctx, p.client, n, f)
-	}
-}
-
-// without removes the call that its client cancelled.
-func without(held []frame, id json.RawMessage) []frame {
-	var rest []frame
-	for _, f := range held {
-		if id == nil || !bytes.Equal(f.id, id) {
-			rest = append(rest, f)
-		}
-	}
-	return rest
-}
-
-// aloneAgain is how often a process that is alone for a cause that may pass
-// elects again (10-server.md §3).
-const aloneAgain = 30 * time.Second
-
-// alone serves this client and nobody else, because of why; nil for a process
-// that was told so from the start. It returns the election that found a way
-// out, nil when the client has left.
-func (p *process) alone(ctx context.Context, why error) *ballot {
-	s := newServer(p.set, p.checkout, p.log, nil)
-	s.why = p.set.aloneWhy
-	again := (*aloneError)(nil)
-	s.retired = errors.As(why, new(retiredError))
-	if why != nil {
-		s.why = why.Error()
-		level := slog.LevelWarn
-		if errors.Is(why, errInputEnded) {
-			level = slog.LevelDebug // it has left already; what it sent is answered
-		}
-		p.log.Log(ctx, level, fmt.Sprintf("serving this client alone: %v", why))
-	} else {
-		p.log.Info("serving this client alone: " + s.why)
-	}
-	defer context.AfterFunc(ctx, func() { s.close() })() // a signal: nothing waits for long any more
-	ctx, cancel := context.WithCancel(ctx)
-	var next *ballot
-	var trying sync.WaitGroup
-	if errors.As(why, &again) && again.retry {
-		trying.Go(func() {
-			if next = p.electUntil(ctx); next != nil {
-				s.close()
-			}
-		})
-	}
-	s.attend(ctx, p.client, s.attachOwn(p.client))
-	s.closeMesh()
-	cancel()
-	trying.Wait()
-	if next != nil && p.client.done() {
-		next.abandon()
-		next = nil
-	}
-	if next == nil {
-		s.closeEpisodes(context.Background())
-	}
-	s.stopEpisodes()
-	return next
-}
-
-// electUntil elects every aloneAgain until an election succeeds; nil when ctx
-// is done first.
-func (p *process) electUntil(ctx context.Context) *ballot {
-	t := time.NewTicker(aloneAgain)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return nil
-		}
-		b := p.elect(ctx)
-		if <-b.done; b.err == nil {
-			return b
-		}
-	}
 }

@@ -18,9 +18,9 @@ import (
 const openWary = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 
 // flock locks the whole file, shared or for this descriptor alone, until the descriptor is closed. It never waits: errHeld.
-func flock(f *os.File, exclusive bool) error {
+func flock(f *os.File, kind lockKind) error {
 	how := syscall.LOCK_SH
-	if exclusive {
+	if kind == exclusive {
 		how = syscall.LOCK_EX
 	}
 	for {

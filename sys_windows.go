@@ -12,7 +12,7 @@ import (
 const openWary = 0
 
 // flock is not offered: without a lock that dies with its process there is no lease, and every client is served alone.
-func flock(*os.File, bool) error { return errNoLocks }
+func flock(*os.File, lockKind) error { return errNoLocks }
 
 // dieOf returns at once: no process dies of a signal here.
 func dieOf(os.Signal) {}

@@ -23,7 +23,7 @@ func askLine(t *testing.T, s *server, n *session, format string, args ...any) []
 }
 
 // TestToolsListForClients reads the answer to tools/list as a client does that may have known it from another server, and
-// holds it against what each of the known clients does to such a list (20-mcp.md §7).
+// holds it against what each of the known clients does to such a list (docs/clients.md).
 func TestToolsListForClients(t *testing.T) {
 	s := newServer(&settings{version: "1.2.3"}, mustFind(t, gitRepo(t)), quietServer().log, nil)
 	list := askLine(t, s, quietSession(s), `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)

@@ -1,0 +1,268 @@
+package main
+
+// One process and its life: elect, take the role that the election gives (serve, follow or alone), and again when that is
+// over, until the client has left or a signal came. A role is a function: it takes frames from the client (stdio.go) and
+// returns the election that decides on the next one. The client initializes only once and notices none of it.
+//
+//	serve   server.go  it holds the lease: serves its own client, the bridges and whoever speaks HTTP
+//	follow  bridge.go  another process holds the lease: passes its client's messages on to that one
+//	alone   below      no server can be shared: serves its client only, and tries again where that may help
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// process is one `majordomus mcp`.
+type process struct {
+	set        *settings
+	log        *slog.Logger
+	client     *client
+	checkout   checkout
+	elector    *elector
+	background sync.WaitGroup // what is seen off while the client has moved on
+
+	aloneWhy      string    // not empty: the client is served alone from the start
+	attachFailing time.Time // since when attaching fails; zero when it does not
+	roles         int       // how many it has had, this one included
+	refusal       error     // why it does not serve, see refuses
+}
+
+// newProcess finds the checkout and begins to read what the client says.
+func newProcess(set *settings, stdin io.Reader, stdout io.Writer, log *slog.Logger) *process {
+	p := &process{set: set, log: log}
+	var err error
+	name := ""
+	if p.checkout, err = findCheckout(set.dir); err == nil {
+		name = filepath.Base(p.checkout.root)
+	}
+	p.client = newClient(stdin, stdout, name, set.timing.read, os.Getenv)
+	switch {
+	case set.standalone:
+		p.aloneWhy = "--standalone was given"
+	case err != nil:
+		p.aloneWhy = err.Error()
+	default:
+		p.elector = &elector{
+			root: p.checkout.root, version: set.version, exe: set.exe, timing: set.timing, log: log, ended: p.client.ended,
+			probe: func(ctx context.Context, doc leaseDocument) (*conn, probeResult, error) {
+				return dialHolder(ctx, doc, set.timing.probe)
+			},
+		}
+	}
+	return p
+}
+
+// ballot is an election that is going on or has ended.
+type ballot struct {
+	done chan struct{} // closed when out and err are set
+	out  outcome
+	err  error
+}
+
+func (p *process) elect(ctx context.Context) *ballot {
+	b := &ballot{done: make(chan struct{})}
+	go func() { // ends with the election, which is bounded
+		defer close(b.done)
+		b.out, b.err = p.elector.elect(ctx)
+	}()
+	return b
+}
+
+// abandon gives up what an election won when nobody wants it any more.
+func (b *ballot) abandon() {
+	<-b.done
+	if b.out.lease != nil {
+		b.out.lease.release()
+	}
+	if b.out.server != nil {
+		b.out.server.close()
+	}
+}
+
+// run is the life of the process: elect, take the role, and again, until the
+// client has left or a signal came.
+func (p *process) run(ctx context.Context) {
+	defer p.background.Wait()
+	b := p.start(ctx)
+	for b != nil {
+		p.wait(ctx, b)
+		if ctx.Err() != nil {
+			b.abandon()
+			return
+		}
+		p.roles++
+		switch {
+		case b.err != nil:
+			b = p.alone(ctx, b.err)
+		case b.out.lease != nil:
+			b = p.serve(ctx, b.out.lease)
+		default:
+			b = p.follow(ctx, b.out)
+		}
+	}
+}
+
+// start begins the first election, or says why there is none.
+func (p *process) start(ctx context.Context) *ballot {
+	if p.elector != nil {
+		return p.elect(ctx)
+	}
+	return p.alone(ctx, nil)
+}
+
+// firstAnswer bounds how long a client waits for the election before the
+// process answers by itself, without saying who is here.
+const firstAnswer = time.Second
+
+// maxHeld is how many calls are taken in while an election goes on.
+const maxHeld = 64
+
+// wait answers the client until the election has ended; only calls of tools
+// wait for it.
+func (p *process) wait(ctx context.Context, b *ballot) {
+	// Most elections are settled at once, and then every answer comes in order
+	// from whoever serves.
+	patience := time.NewTimer(firstAnswer)
+	defer patience.Stop()
+	select {
+	case <-b.done:
+		return
+	case <-patience.C:
+	case <-ctx.Done():
+	}
+	var room *server
+	var held []frame
+	size := 0
+	defer func() { p.client.unread(held...) }()
+	for {
+		f, ok := p.client.next(ctx, b.done)
+		switch {
+		case !ok:
+			<-b.done // at the end of input it ends by itself: see elector.ended
+			return
+		case f.tool != "", bytes.HasPrefix(f.raw, []byte("[")) && batches(p.client.negotiated()):
+			held = append(held, f)
+			if size += len(f.raw); len(held) < maxHeld && size < maxMessage {
+				continue
+			}
+			<-b.done // what else it sends stays with the client
+			return
+		case f.method == "notifications/cancelled":
+			id := member(f.params, "requestId")
+			held = without(held, id)
+		}
+		if room == nil {
+			room = newServer(p.set, p.checkout, p.log, nil)
+			room.why = "it is not settled yet which process serves this checkout"
+		}
+		n := &session{version: p.client.negotiated(), trusted: true}
+		room.attendFrame(ctx, p.client, n, f)
+	}
+}
+
+// without removes the call that its client cancelled.
+func without(held []frame, id json.RawMessage) []frame {
+	var rest []frame
+	for _, f := range held {
+		if id == nil || !bytes.Equal(f.id, id) {
+			rest = append(rest, f)
+		}
+	}
+	return rest
+}
+
+// aloneAgain is how often a process that is alone for a cause that may pass
+// elects again.
+const aloneAgain = 30 * time.Second
+
+// alone serves this client and nobody else, because of why; nil for a process
+// that was told so from the start. It returns the election that found a way
+// out, nil when the client has left.
+func (p *process) alone(ctx context.Context, why error) *ballot {
+	s := newServer(p.set, p.checkout, p.log, nil)
+	s.why = p.aloneWhy
+	again := (*aloneError)(nil)
+	s.retired = errors.As(why, new(retiredError))
+	if why != nil {
+		s.why = why.Error()
+		level := slog.LevelWarn
+		if errors.Is(why, errInputEnded) {
+			level = slog.LevelDebug // it has left already; what it sent is answered
+		}
+		p.log.Log(ctx, level, fmt.Sprintf("serving this client alone: %v", why))
+	} else {
+		p.log.Info("serving this client alone: " + s.why)
+	}
+	defer context.AfterFunc(ctx, func() { s.close() })() // a signal: nothing waits for long any more
+	ctx, cancel := context.WithCancel(ctx)
+	var next *ballot
+	var trying sync.WaitGroup
+	if errors.As(why, &again) && again.retry {
+		trying.Go(func() {
+			if next = p.electUntil(ctx); next != nil {
+				s.close()
+			}
+		})
+	}
+	s.attend(ctx, p.client, s.attachOwn(p.client))
+	s.closeMesh()
+	cancel()
+	trying.Wait()
+	if next != nil && p.client.done() {
+		next.abandon()
+		next = nil
+	}
+	if next == nil {
+		s.closeEpisodes(context.Background())
+	}
+	s.stopEpisodes()
+	return next
+}
+
+// electUntil elects every aloneAgain until an election succeeds; nil when ctx
+// is done first.
+func (p *process) electUntil(ctx context.Context) *ballot {
+	t := time.NewTicker(aloneAgain)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			return nil
+		}
+		b := p.elect(ctx)
+		if <-b.done; b.err == nil {
+			return b
+		}
+	}
+}
+
+// isClosed looks without waiting.
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// waitAtMost waits for c, but not longer than d.
+func waitAtMost(c <-chan struct{}, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-c:
+	case <-t.C:
+	}
+}
