@@ -229,6 +229,27 @@ func TestLostLease(t *testing.T) {
 	}
 }
 
+// What somebody has written into is put back under the lock; who gets that finds the lease another's by then.
+func TestLostWhilePuttingBack(t *testing.T) {
+	root := newCheckout(t)
+	l := win(t, testElector(t, root))
+	must(t, os.WriteFile(leasePath(root), []byte("{"), 0o600))
+	checked := make(chan error, 1)
+	must(t, underNameLock(t.Context(), filepath.Dir(leasePath(root)), func() error {
+		go func() { checked <- l.check() }() // ends when the lock is free
+		eventually(t, "somebody has looked", func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.altered
+		})
+		plantLease(t, root, leaseDocument{Token: "other"}, true)
+		return nil
+	}))
+	if err := <-checked; !errors.Is(err, errLeaseLost) {
+		t.Errorf("check says %v", err)
+	}
+}
+
 func TestReleaseSparesSuccessor(t *testing.T) {
 	root := newCheckout(t)
 	l := win(t, testElector(t, root))
