@@ -7,6 +7,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -22,7 +25,8 @@ import (
 // is used by one exchange at a time.
 type conn struct {
 	nc    net.Conn
-	br    *bufio.Reader
+	w     io.Writer     // to nc
+	br    *bufio.Reader // from nc
 	host  string
 	holds bool            // the server held its lease when it was asked
 	used  time.Time       // when the last exchange ended
@@ -64,6 +68,11 @@ func (r reply) retired() string {
 
 func (r reply) message() string { return stringMember(member(r.body, "error"), "message") }
 
+func newConn(nc net.Conn, host string) *conn {
+	rw := directly(nc, false)
+	return &conn{nc: nc, w: rw, br: bufio.NewReader(rw), host: host}
+}
+
 // dialHolder is dialServer for a server that must still hold its lease: the connection is nil unless the result is probeOurs.
 func dialHolder(ctx context.Context, doc leaseDocument, timeout time.Duration) (*conn, probeResult, error) {
 	c, result, err := dialServer(ctx, doc, timeout)
@@ -84,7 +93,7 @@ func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (
 	if err != nil {
 		return nil, failedProbe(err), fmt.Errorf("connecting to %s: %w", host, err)
 	}
-	c := &conn{nc: nc, br: bufio.NewReader(nc), host: host}
+	c := newConn(nc, host)
 	challenge := randomHex(16)
 	r, err := c.exchange(ctx, "GET", "/", "Accept: application/json\r\nMajordomus-Challenge: "+challenge+"\r\n", nil, 1<<20)
 	if err != nil {
@@ -201,7 +210,7 @@ func (c *conn) exchange(ctx context.Context, method, path, headers string, body 
 }
 
 func (c *conn) roundTrip(request []byte, limit int64) (reply, error) {
-	if _, err := c.nc.Write(request); err != nil {
+	if _, err := c.w.Write(request); err != nil {
 		return reply{}, err
 	}
 	r, length, err := c.readHead()
@@ -301,4 +310,18 @@ func isLeaseURL(url string) bool {
 // request is a message of this program's own.
 func request(method string, params []byte) []byte {
 	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":0,"method":%q,"params":%s}`, method, params)
+}
+
+// proof is what only a reader of the lease file can answer to a challenge.
+func proof(token, challenge string) string {
+	h := hmac.New(sha256.New, []byte(token))
+	h.Write([]byte(challenge))
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// randomHex is 2n hex digits.
+func randomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b) // never fails
+	return hex.EncodeToString(b)
 }

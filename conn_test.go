@@ -17,7 +17,7 @@ func readFrom(t testing.TB, answer []byte) (reply, *conn, error) {
 	here, there := net.Pipe()
 	t.Cleanup(func() { here.Close() })
 	go io.Copy(io.Discard, there) // the request; ends with here
-	c := &conn{nc: here, br: bufio.NewReader(bytes.NewReader(answer))}
+	c := &conn{nc: here, w: here, br: bufio.NewReader(bytes.NewReader(answer))}
 	r, err := c.roundTrip([]byte("GET / HTTP/1.1\r\n\r\n"), 1000)
 	return r, c, err
 }

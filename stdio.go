@@ -25,6 +25,7 @@ type client struct {
 	leave  sync.Once     // closes ended
 
 	out      io.Writer
+	lines    io.Writer // to out
 	outMu    sync.Mutex
 	patience time.Duration // with a client that has closed our stdin and reads no answers
 
@@ -57,6 +58,13 @@ func newClient(in io.Reader, out io.Writer, name string, patience time.Duration,
 	}
 	if c.carried.Name == "" {
 		c.carried.Name = name
+	}
+	c.lines = out
+	if f, ok := out.(*os.File); ok {
+		c.lines = directly(f, true)
+	}
+	if f, ok := in.(*os.File); ok {
+		in = directly(f, true)
 	}
 	go c.read(in) // ends with the input, or with the process
 	return c
@@ -226,7 +234,7 @@ func (c *client) write(answer []byte) bool {
 	c.outMu.Lock()
 	defer c.outMu.Unlock()
 	c.hurry()
-	_, err := c.out.Write(append(answer, '\n'))
+	_, err := c.lines.Write(append(answer, '\n'))
 	if err != nil {
 		select {
 		case <-c.broken:

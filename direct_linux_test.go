@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// polledPipe is a pipe whose ends are in Go's poller.
+func polledPipe(t *testing.T) (r, w *os.File) {
+	t.Helper()
+	r, w, err := os.Pipe()
+	must(t, err)
+	t.Cleanup(func() { r.Close(); w.Close() })
+	return r, w
+}
+
+func TestDirectly(t *testing.T) {
+	r, w := polledPipe(t)
+	sent := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // more than a pipe holds
+	wrote := make(chan error, 1)
+	go func() { // ends when all of it has been read
+		n, err := directly(w, true).Write(sent)
+		if err == nil && n != len(sent) {
+			err = io.ErrShortWrite
+		}
+		w.Close()
+		wrote <- err
+	}()
+	got, err := io.ReadAll(directly(r, true))
+	if err != nil || !bytes.Equal(got, sent) {
+		t.Errorf("read %d bytes, %v", len(got), err)
+	}
+	must(t, <-wrote)
+}
+
+func TestDirectlyFails(t *testing.T) {
+	r, w := polledPipe(t)
+	must(t, r.SetReadDeadline(time.Now()))
+	if n, err := directly(r, true).Read(make([]byte, 1)); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("after the deadline: %d, %v", n, err)
+	}
+	must(t, r.Close())
+	if n, err := directly(w, true).Write([]byte("x")); n != 0 || !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("with nobody to read: %d, %v", n, err)
+	}
+	if n, err := directly(r, true).Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Errorf("closed: %d, %v", n, err)
+	}
+}
+
+// Who has the descriptor too may have made it one that blocks: the process goes on all the same.
+func TestDirectlyWhereItBlocks(t *testing.T) {
+	r, w := polledPipe(t)
+	raw, err := r.SyscallConn()
+	must(t, err)
+	must(t, raw.Control(func(fd uintptr) { err = syscall.SetNonblock(int(fd), false) }))
+	must(t, err)
+	reading, got := make(chan struct{}), make(chan string, 1)
+	go func() { // ends when something is written
+		p := make([]byte, 1)
+		close(reading)
+		n, _ := directly(r, true).Read(p)
+		got <- string(p[:n])
+	}()
+	<-reading
+	for range 10 {
+		runtime.GC() // stops the world, which waits for everybody that runs
+	}
+	w.Write([]byte("x"))
+	if text := <-got; text != "x" {
+		t.Errorf("read %q", text)
+	}
+}
