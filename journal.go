@@ -437,13 +437,28 @@ func readJournal(path string, st *store) (r report) {
 	return r
 }
 
-// read decodes many lines at once, on all processors, and applies them in order: to decode is nearly all of the time by
-// which a full journal holds up a start.
+// read decodes many lines at once, on all processors, while those before them are applied, in order: to decode is most of the
+// time by which a full journal holds up a start, and to apply a quarter.
 func (r *report) read(f io.Reader, st *store) {
-	in := bufio.NewReaderSize(f, 64<<10)
-	for {
-		lines, torn, err := readLines(in)
-		for _, e := range readEntries(lines) {
+	type piece struct {
+		entries []*entry
+		torn    bool
+		err     error // the last piece's
+	}
+	pieces := make(chan piece, 1)
+	go func() { // ends with the file
+		defer close(pieces)
+		in := bufio.NewReaderSize(f, 64<<10)
+		for err := error(nil); err == nil; {
+			var p piece
+			var lines [][]byte
+			lines, p.torn, err = readLines(in)
+			p.entries, p.err = readEntries(lines), err
+			pieces <- p
+		}
+	}()
+	for p := range pieces {
+		for _, e := range p.entries {
 			r.lines++
 			if e != nil {
 				st.apply(e) // what it refuses it refused then, too
@@ -451,20 +466,17 @@ func (r *report) read(f io.Reader, st *store) {
 				r.first = r.lines
 			}
 		}
-		if err != nil {
-			r.torn = torn
-			if !errors.Is(err, io.EOF) {
-				r.err = errors.New(reasonOf(err))
-			}
-			return
+		r.torn = p.torn
+		if p.err != nil && !errors.Is(p.err, io.EOF) {
+			r.err = errors.New(reasonOf(p.err))
 		}
 	}
 }
 
-// readLines reads about a megabyte of lines; one that is too long is nil. The last one of the file is torn without its
+// readLines reads about a quarter of a megabyte of lines; one that is too long is nil. The last one of the file is torn without its
 // newline: it was not finished, and so not acknowledged, even where it reads well.
 func readLines(in *bufio.Reader) (lines [][]byte, torn bool, err error) {
-	for size := 0; size < 1<<20; {
+	for size := 0; size < 256<<10; {
 		line, tooLong, err := readLine(in, journalLine)
 		if err != nil {
 			return lines, len(line) > 0 || tooLong, err

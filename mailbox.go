@@ -329,6 +329,9 @@ func (st *store) carry(c *carriage) {
 	kept := carriage{Number: c.Number, Box: c.Box}
 	note := func(box boardName) {
 		for _, l := range st.boxes[box] {
+			if len(kept.Refs) == len(c.Refs) {
+				break // mostly they are the first ones
+			}
 			if slices.Contains(c.Refs, l.Ref) {
 				l.Carriers = append(slices.Clip(l.Carriers), c.Number)
 				kept.Box, kept.Refs = box, append(kept.Refs, l.Ref)
