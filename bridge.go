@@ -9,14 +9,17 @@ package main
 //   - the client gets the bytes that the server sent;
 //   - a connection says who it is before it is trusted: every one opens with
 //     a challenge (dialServer), so that no frame, session id or token reaches
-//     a stranger who found the port free;
+//     a stranger who found the port free. Attach and ping ask also whether it
+//     holds the lease (dialHolder); to a message such a server says so itself;
 //   - it is always known how far a message came. Not connected: anything is
-//     sent again. Connected but not answered: only what is safe to repeat,
-//     otherwise the client is told "outcome unknown";
+//     sent again. Connected but not answered: only what is safe to repeat
+//     (frame.repeatable: queries, idempotent commands, whatever is no call of
+//     a tool), otherwise the client is told "outcome unknown";
 //   - the server's end is noticed also when the client is silent
 //     (heartbeat.go), by a request that is held open, the watch. It breaks
 //     off: the server is dead. It is answered "ending": the server goes. It is
-//     overdue: one ping, and without an answer to that the server hangs;
+//     overdue, after 20.5 s: a ping, and again every 20 s; one that is not
+//     answered within 2 s: the server hangs;
 //   - what peers wrote comes in the answers to calls, as numbered parcels
 //     (parcel.go). It counts as read once the server has been told the number:
 //     with the next message, or by a ping when the client sends none.
@@ -77,7 +80,7 @@ func (b *bridge) lose(how loss) {
 // follows when the server is gone, nil when the process is to leave.
 func (p *process) follow(ctx context.Context, at outcome) *ballot {
 	b := &bridge{
-		p: p, doc: at.doc, main: at.server,
+		p: p, doc: at.doc, main: at.conn,
 		overdue: make(chan struct{}, 1), parcel: make(chan struct{}, 1), lost: make(chan struct{}),
 	}
 	if err := b.attach(ctx); err != nil {
@@ -87,7 +90,9 @@ func (p *process) follow(ctx context.Context, at outcome) *ballot {
 	p.attachFailing = time.Time{}
 	p.log.Info(fmt.Sprintf("a server for this checkout is already running at %s; bridging this client to it", *b.doc.URL))
 
-	// exchanges is the context of whatever is open with the server, and cut ends it.
+	// The goroutines of a bridge: relay, and one for each call that waits; watch and pingWhenAsked; one for each call of the
+	// episode command (cutAfterInput); the election (moveOn); and its goodbye (process.background). exchanges is the context of
+	// whatever is open with the server, and cut ends it.
 	exchanges, cut := context.WithCancelCause(context.Background())
 	relayed := make(chan struct{}) // closed when the client's messages are no longer passed on, and none is open
 	var watchers sync.WaitGroup
@@ -142,19 +147,11 @@ func (b *bridge) moveOn(ctx context.Context, relayed <-chan struct{}, cut contex
 		return next // the election may go on for long, and process.wait answers the client until it is over
 	case <-next.done:
 	}
-	if same := next.err == nil && next.out.server != nil && next.out.doc.Token == b.doc.Token; !same {
+	if same := next.err == nil && next.out.conn != nil && next.out.doc.Token == b.doc.Token; !same {
 		cut(errServerGone)
 	}
 	<-relayed // of the same server, what is open is bounded by its own deadline
 	return next
-}
-
-// retiredError is why a client is alone whom its server refuses for good: the
-// user has ended it with kill_peer. It writes to nobody from then on.
-type retiredError string
-
-func (e retiredError) Error() string {
-	return "the server refuses this client from now on: " + string(e)
 }
 
 func (b *bridge) isLost() bool { return isClosed(b.lost) }
@@ -332,7 +329,7 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 		return true
 	}
 	until := time.Now().Add(messageTime + f.wait())
-	if f.runsCommand() {
+	if f.runsEpisodeCommand() {
 		var cut context.CancelCauseFunc
 		ctx, cut = context.WithCancelCause(ctx)
 		defer b.cutAfterInput(cut)()
@@ -350,9 +347,11 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 			return true
 		case r.status == http.StatusAccepted:
 			return true
-		case code == "session_not_found", code == "lease_lost": // not executed
+		case code == "session_not_found", code == "lease_lost":
+			// Not executed, or it may be again and was not acknowledged (server.invoke). A server that has lost its lease waits
+			// for the session to be ended; to end one that is not there does no harm.
 			b.p.client.unread(f)
-			b.lose(loss{goodbye: true}) // a server that says so waits for the session to be ended
+			b.lose(loss{goodbye: true})
 			return false
 		case code == "retired":
 			b.p.client.unread(f)

@@ -65,10 +65,10 @@ func (s *server) handOver(ctx context.Context, to place, key string) handed {
 func (s *server) flush(ctx context.Context, to place) error {
 	m := s.mesh
 	m.mu.Lock()
-	lane := m.lanes[to.Root]
+	lane := m.lanes[to.lane()]
 	if lane == nil {
 		lane = make(chan struct{}, 1)
-		m.lanes[to.Root] = lane
+		m.lanes[to.lane()] = lane
 	}
 	m.mu.Unlock()
 	select {
@@ -100,7 +100,7 @@ func (m *mesh) nextFor(to place) *outgoing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, o := range m.state.out {
-		if o.To.Root == to.Root {
+		if o.To.same(to) {
 			copied := *o
 			return &copied
 		}
@@ -110,13 +110,7 @@ func (m *mesh) nextFor(to place) *outgoing {
 
 // deliver has another server apply an entry.
 func (s *server) deliver(ctx context.Context, o *outgoing) handed {
-	root := o.To.Root
-	answer, err := s.callServer(ctx, root, "majordomus/deliver", o.Entry)
-	if errors.Is(err, errNotServed) {
-		if moved := s.movedTo(o.To); moved != "" {
-			answer, err = s.callServer(ctx, moved, "majordomus/deliver", o.Entry)
-		}
-	}
+	answer, err := s.callPlace(ctx, o.To, "majordomus/deliver", o.Entry)
 	if err != nil {
 		return handed{err: err}
 	}
@@ -127,17 +121,31 @@ func (s *server) deliver(ctx context.Context, o *outgoing) handed {
 	return handed{note: cleanText(r.Note, 500), closed: r.Closed, full: r.Full}
 }
 
-// movedTo is where a checkout is now that was moved, "" when it was not.
-func (s *server) movedTo(to place) string {
-	if there, err := readCheckout(to.Root); err == nil && there.gitDir == to.GitDir || to.GitDir == "" {
-		return ""
+// callPlace is callServer for a checkout that may have been moved, and in whose place there may be another by now.
+func (s *server) callPlace(ctx context.Context, at place, method string, params any) (json.RawMessage, error) {
+	root, err := s.rootOf(at)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNotServed, err)
 	}
-	for _, c := range s.siblings() {
-		if there, err := readCheckout(c.root); err == nil && there.gitDir == to.GitDir {
-			return c.root
+	return s.callServer(ctx, root, method, params)
+}
+
+// rootOf is where a checkout of the repository is now.
+func (s *server) rootOf(at place) (string, error) {
+	there, err := readCheckout(at.Root)
+	if err == nil && (there.gitDir == at.GitDir || at.GitDir == "" && there.commonDir == s.checkout.commonDir) {
+		return at.Root, nil
+	}
+	siblings, _ := s.siblings()
+	for _, c := range siblings {
+		if moved, err := readCheckout(c.root); err == nil && moved.gitDir == at.GitDir {
+			return c.root, nil
 		}
 	}
-	return ""
+	if err == nil {
+		err = fmt.Errorf("another checkout is at %q now", at.Root)
+	}
+	return "", err
 }
 
 // strike takes a delivery off the list. Who waits for it is told what became of it; when nobody does any more, a failure
@@ -256,7 +264,7 @@ func deliverable(e *entry) error {
 // localize makes the addresses of this checkout those of this checkout: one that serves its client alone has the same.
 func (s *server) localize(e *entry) {
 	here := func(a *address) {
-		if a.At.Root == s.checkout.root {
+		if a.At.same(s.here()) {
 			a.At = place{}
 		}
 	}
@@ -280,10 +288,13 @@ func (m *mesh) keysOf(id string) (keys []string) {
 	return keys
 }
 
-func (m *mesh) waitsFor(root string) bool {
+// waitsFor says whether something is to be handed over to the checkout at a root.
+func (s *server) waitsFor(root string) bool {
+	m := s.mesh
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.ContainsFunc(m.state.out, func(o *outgoing) bool { return o.To.Root == root })
+	waiting := len(m.state.out) > 0
+	m.mu.Unlock()
+	return waiting && m.nextFor(s.placeOf(root)) != nil
 }
 
 // tendSoon has somebody look after what waits and what lapses, now.
@@ -330,7 +341,7 @@ func (s *server) flushAll(ctx context.Context) bool {
 	var places []place
 	s.mesh.mu.Lock()
 	for _, o := range s.mesh.state.out {
-		if !slices.ContainsFunc(places, func(p place) bool { return p.Root == o.To.Root }) {
+		if !slices.ContainsFunc(places, func(p place) bool { return p.same(o.To) }) {
 			places = append(places, o.To)
 		}
 	}

@@ -32,9 +32,9 @@ type probeResult int
 
 const (
 	probeNone        probeResult = iota // nobody was asked
-	probeOurs                           // answers for the lease's checkout, with the proof
-	probeForeign                        // somebody else answers
-	probeUnreachable                    // refused, no route
+	probeOurs                           // answers for the lease's checkout, with the proof, and holds it
+	probeForeign                        // another's: answers without the proof, or has lost the lease
+	probeUnreachable                    // refused, or no route
 	probeTimeout                        // silent
 )
 
@@ -144,9 +144,9 @@ type elector struct {
 
 // An outcome holds either the lease, when this process is to be the server, or a proven connection to the one that is.
 type outcome struct {
-	lease  *lease
-	server *conn
-	doc    leaseDocument // of either
+	lease *lease
+	conn  *conn
+	doc   leaseDocument // of either
 }
 
 // An aloneError is why a client is served without a shared server.
@@ -175,7 +175,7 @@ func aloneFor(doing string, err error) *aloneError {
 	case errors.Is(err, errNotPlain):
 		a.hint, a.retry = "move it away; majordomus makes what it needs itself", false
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		a.hint, a.retry = "give this user write permission on "+leaseDir, false
+		a.hint = "give this user write permission on " + leaseDir // to join a server that is there, none is needed
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.ENAMETOOLONG):
 		a.retry = false
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
@@ -265,7 +265,7 @@ func (e *elector) look(ctx context.Context, t *observed) (outcome, error) {
 	case v == verdictCreate:
 		return e.create(dir)
 	case v == verdictAttach:
-		return outcome{server: server, doc: r.doc}, nil
+		return outcome{conn: server, doc: r.doc}, nil
 	case v == verdictForeign:
 		a := aloneFor(fmt.Sprintf("sharing a server for %q through %s", e.root, leaseFile), errors.New(why))
 		a.hint = "stop that process, or work where its address can be reached"

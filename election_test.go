@@ -178,7 +178,7 @@ func TestAloneFor(t *testing.T) {
 	}{
 		{syscall.ENOSPC, true, "free some space"}, {syscall.EDQUOT, true, "free some space"}, {syscall.EMFILE, true, ""},
 		{errHeld, true, "stopped"}, {syscall.ENOLCK, true, ""}, {syscall.EIO, true, ""},
-		{syscall.EACCES, false, "write permission"}, {syscall.EROFS, false, "write permission"}, {syscall.ENOTDIR, false, ""},
+		{syscall.EACCES, true, "write permission"}, {syscall.EROFS, true, "write permission"}, {syscall.ENOTDIR, false, ""},
 		{errNoLocks, false, "local file system"}, {errNoLinks, false, "local file system"}, {errNotPlain, false, "move it away"},
 	} {
 		err := aloneFor("doing", &os.PathError{Op: "open", Path: "/p", Err: test.err})
@@ -197,7 +197,7 @@ func TestElectionAttaches(t *testing.T) {
 	e := testElector(t, link) // the same directory by another name
 	found, err := e.elect(t.Context())
 	must(t, err)
-	if found.lease != nil || found.server == nil || *found.doc.URL != testURL || found.doc.Root != root {
+	if found.lease != nil || found.conn == nil || *found.doc.URL != testURL || found.doc.Root != root {
 		t.Errorf("got %+v", found)
 	}
 	wantWarnings(t, e)
@@ -211,7 +211,7 @@ func TestRootThatIsNotUTF8(t *testing.T) {
 	must(t, win(t, testElector(t, root)).publish(testURL))
 	found, err := testElector(t, root).elect(t.Context())
 	must(t, err)
-	if found.server == nil || found.doc.Root != root {
+	if found.conn == nil || found.doc.Root != root {
 		t.Errorf("got %+v", found)
 	}
 }
@@ -397,7 +397,7 @@ func TestServerThatWakesUp(t *testing.T) {
 		}
 		found, err := e.elect(t.Context())
 		must(t, err)
-		if found.server == nil {
+		if found.conn == nil {
 			t.Error("did not attach")
 		}
 		wantWarnings(t, e)
@@ -458,7 +458,7 @@ func TestCreateLosesTheRace(t *testing.T) {
 	e := testElector(t, root)
 	found, err := e.elect(t.Context())
 	must(t, err)
-	if found.server == nil || found.doc.Token != winner.token() {
+	if found.conn == nil || found.doc.Token != winner.token() {
 		t.Errorf("got %+v", found)
 	}
 	wantWarnings(t, e)

@@ -4,6 +4,7 @@ package main
 // says what it may hold; mailbox.go, what it does.
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,11 +31,19 @@ type place struct {
 	GitDir string `json:"git_dir,omitempty"` // which stays the same when the checkout is moved
 }
 
+// same says whether two places are one checkout, which may have been moved from one to the other.
+func (p place) same(o place) bool { return p.lane() == o.lane() }
+
+// lane is the name under which a checkout's deliveries keep their order.
+func (p place) lane() string { return cmp.Or(p.GitDir, p.Root) }
+
 // address is where a letter comes from or goes to.
 type address struct {
 	Box boardName `json:"box"`
 	At  place     `json:"at,omitzero"`
 }
+
+func (a address) same(o address) bool { return a.Box == o.Box && a.At.same(o.At) }
 
 // letter is one message in a mailbox or on its way there.
 type letter struct {

@@ -178,7 +178,7 @@ func (s *server) stillThere(at place) error {
 	if at == (place{}) {
 		return nil
 	}
-	if there, err := readCheckout(at.Root); err == nil && there.commonDir == s.checkout.commonDir || s.movedTo(at) != "" {
+	if _, err := s.rootOf(at); err == nil {
 		return nil
 	}
 	return refuse("refused", "%q is no checkout of this repository any more", at.Root)

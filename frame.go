@@ -50,7 +50,7 @@ func (f frame) waits() bool {
 
 // runsCommand reports whether the frame is a call that the repository's episode
 // command can hold up.
-func (f frame) runsCommand() bool {
+func (f frame) runsEpisodeCommand() bool {
 	return f.tool == "majordomus_session_attach" || f.tool == "majordomus_session_detach"
 }
 

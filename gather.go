@@ -96,6 +96,7 @@ func (s *server) peersList(ctx context.Context, in peersInput) (peersOutput, err
 	}
 	if c := callerOf(ctx); c != nil {
 		out.Caller = c.peer
+		c.listed.Store(true)
 	}
 	for i, f := range g.boards {
 		out.Peers = append(out.Peers, f.peers...)

@@ -29,13 +29,12 @@ type watchResult struct {
 
 var testHookBeforeWatch func() // the session is there, nobody watches yet
 
-// watch holds one request open whose end says that the server is gone or
-// going: a whole answer is a goodbye, anything else a broken connection. A
-// server that has handed its lease on meanwhile says goodbye at once, and
-// still finishes what it began.
-//
-// Every ping interval the server answers that it is still here, which keeps
-// the session: an idle bridge does nothing but ask again.
+// watch holds a request open, one after the other. The server answers "here"
+// every ping interval, which keeps the session, and "episode" when the client
+// has lost that: the bridge asks on. Any other answer is a goodbye, and a broken
+// connection means that the server is gone, or this session at it (a bridge that
+// was stopped for long finds it expired, and attaches anew). A server that has
+// handed its lease on says goodbye at once, and still finishes what it began.
 func (b *bridge) watch(ctx context.Context) {
 	if testHookBeforeWatch != nil {
 		testHookBeforeWatch()
@@ -88,7 +87,7 @@ func (b *bridge) pingWhenAsked(ctx context.Context) {
 			return
 		case <-b.overdue:
 			known := b.answers.Load()
-			time.AfterFunc(b.p.set.timing.ping, func() { // for as long as the same watch is held
+			time.AfterFunc(b.p.set.timing.ping, func() { // for as long as the same watch is held; harmless when the bridge is over
 				if b.answers.Load() == known {
 					b.askForPing()
 				}

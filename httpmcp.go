@@ -342,6 +342,7 @@ func (s *server) serveAttach(w http.ResponseWriter, r *http.Request, m message) 
 	}
 	s.mesh.settled()
 	s.mesh.confirm(written, parcelNumbers(r.Header.Get(confirmHeader))...)
+	s.mesh.written() // that it has its name: it keeps it, however this server ends
 	s.replace(n)
 	held := s.restoreEpisodes(n.peer, p.Carried, p.Again)
 	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(attachResult{n.id, n.peer, s.board.displayName(n.peer), held})))

@@ -152,7 +152,7 @@ func (m *mesh) waitingLocked(box boardName) (list []*letter, more int) {
 		}
 		switch size := l.size(); {
 		case l.held != 0 || expired(l.At, now):
-		case slices.Contains(onTheWay, l.From):
+		case slices.ContainsFunc(onTheWay, l.From.same):
 			more++
 		case full || len(list) > 0 && size > room:
 			full = true

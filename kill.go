@@ -76,7 +76,7 @@ func (s *server) victim(ctx context.Context, a actor, in killInput) (*meshPeer, 
 			list = append(list, row)
 		}
 	}
-	found, err := pick(list, silent, a, name, in.Circle)
+	found, err := s.pick(list, silent, a, name, in.Circle)
 	if r := (*refusal)(nil); errors.As(err, &r) {
 		err = refuse(r.code, "%s", strings.NewReplacer("nothing was sent", "nothing was done", "peer_name:", "peer_identifier:").Replace(r.message))
 	}

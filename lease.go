@@ -4,20 +4,21 @@ package main
 // bears that name is the checkout's server. This file reads, holds and loses it; election.go decides by it who is to serve.
 //
 // Everything rests on one step: a file is written in full and its inode flocked under a name nobody looks at, and only then
-// gets the lease's name, at once, by link(2) (which fails when the name is taken) or by rename(2) (under server.lock, after
+// gets the lease's name, at once, by link(2) (which fails when the name is taken) or by rename(2) (under server.lock beside it, see underNameLock, after
 // looking again that the name still leads to what was judged). So nobody ever sees a lease of ours that is half written or not
 // yet held, its bytes never change, and the kernel lets go of it however its holder dies. No pid proves anything.
 //
 // The lock says only that a holder lives; the name says who is the server. A server that was stopped for so long that it was
 // taken over still locks its old file, which has lost the name. So the server asks (lease.check) before every command and
 // again before it answers (server.invoke), and looks by itself when nobody calls (server.lookAtLease): the one that was stopped
-// finds another file under the name, executes nothing more and becomes a bridge.
+// finds another file under the name, executes nothing more and becomes a bridge. A command that it was in the middle of runs on, to
+// no effect: the journal that it appends to has lost its name too (journal.go), and the look afterwards acknowledges nothing.
 //
 // What an election makes of what it finds, the first row that fits (judge in election.go):
 //
 //	reading              probe               verdict     action
 //	absent               -                   create      link; who succeeds is the server
-//	hidden, a directory  -                   stale       cannot be replaced: serve alone
+//	not to be seen, dir  -                   stale       cannot be replaced: serve alone
 //	empty, corrupt       -                   stale       take over, however young: we write neither
 //	document, not held   -                   stale       take over
 //	held, another root   -                   foreign     leave it, serve alone
@@ -30,8 +31,9 @@ package main
 //	held, no url         none, longer        abandoned   take over
 //	held                 silent              busy        look again; after busy grace, 10 s, take over
 //
-// A probe is a challenge that only who has read the lease can answer: "ours" has answered it, "another's" has not, "none"
-// means that there was no url to ask. Superseded asks also that our own program file is still the one we were started from.
+// A probe is a challenge that only who has read the lease can answer. "Ours" has answered it and holds the lease; "another's" has
+// answered without the proof, or has lost the lease; "refused": nobody listens there; "silent": no answer within 2 s (probe);
+// "none": there is no url to ask. Superseded asks also that our own program file is still the one we were started from.
 //
 // What the system does not promise: whoever deletes the directory by hand takes part in no lock. We notice by lease.check.
 

@@ -149,14 +149,15 @@ func (s *server) serveLook(w http.ResponseWriter, r *http.Request, m message) {
 }
 
 // siblings lists the other checkouts of the repository, by git's own files: this is looked up for every message, and
-// starting git takes longer than all the rest. Alone, this checkout's own server is a sibling too.
-func (s *server) siblings() []listed {
+// starting git takes longer than all the rest. Alone, this checkout's own server is a sibling too. skipped names those of which
+// git does not tell where they are; "" for none.
+func (s *server) siblings() (list []listed, skipped string) {
 	c := s.checkout
-	several := c.root != "" && hasEntries(filepath.Join(c.commonDir, "worktrees"))
+	several := c.root != "" && (c.linked || hasEntries(filepath.Join(c.commonDir, "worktrees")))
 	if c.root == "" || !several && s.lease != nil {
-		return nil
+		return nil, ""
 	}
-	list := []listed{c.listed()}
+	list = []listed{c.listed()}
 	if several {
 		var records []worktreeRecord
 		for i, path := range registeredWorktrees(c.commonDir) {
@@ -166,9 +167,10 @@ func (s *server) siblings() []listed {
 			}
 			records = append(records, r)
 		}
-		list = c.placeRecords(records, nil).checkouts
+		placed := c.placeRecords(records, nil)
+		list, skipped = placed.checkouts, placed.reason
 	}
-	return slices.DeleteFunc(list, func(l listed) bool { return l.root == c.root && s.lease != nil })
+	return slices.DeleteFunc(list, func(l listed) bool { return l.root == c.root && s.lease != nil }), skipped
 }
 
 // meshEverywhere lists who can be written to in the repository, this checkout first, and the checkouts that could not
@@ -177,7 +179,10 @@ func (s *server) meshEverywhere(ctx context.Context) (list []meshPeer, silent []
 	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
 	defer cancel()
 	list = s.meshHere()
-	siblings := s.siblings()
+	siblings, skipped := s.siblings()
+	if skipped != "" {
+		silent = append(silent, skipped)
+	}
 	there := make([][]meshPeer, len(siblings))
 	failed := make([]error, len(siblings))
 	var group errgroup.Group
@@ -198,7 +203,7 @@ func (s *server) meshEverywhere(ctx context.Context) (list []meshPeer, silent []
 		list = append(list, there[i]...)
 		if failed[i] != nil {
 			silent = append(silent, fmt.Sprintf("%s: %v", c.root, failed[i]))
-		} else if s.mesh.waitsFor(c.root) {
+		} else if s.waitsFor(c.root) {
 			s.tendSoon()
 		}
 	}

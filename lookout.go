@@ -50,7 +50,7 @@ func (s *server) lookUntil(done <-chan struct{}, again <-chan time.Time, changed
 			// that comes back at once.
 			pause(s.calls, settleTime, s.ending)
 		}
-		if !watched {
+		if !watched || !s.lease.checkoutThere() { // a directory that is gone says nothing of the one that comes in its place
 			return false
 		}
 		s.putBack()

@@ -236,7 +236,7 @@ func (st *store) onTheWay(to place) int {
 	n := 0
 	if len(st.out) >= mailboxLimit {
 		for _, o := range st.out {
-			if o.To.Root == to.Root {
+			if o.To.same(to) {
 				n++
 			}
 		}

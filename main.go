@@ -198,7 +198,7 @@ func readSettings(args []string, getenv func(string) string) (*settings, error) 
 }
 
 // commandMCP is one process's time: settings, log, the checkout, the client, whose input is read from then on; then process.run
-// (process.go), until the client has left: elect, serve or follow or alone, elect again.
+// (process.go): elect, serve or follow or alone, elect again, until the client has left and everybody whom this process serves.
 func commandMCP(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) error {
 	set, err := readSettings(args, os.Getenv)
 	if errors.Is(err, flag.ErrHelp) {
@@ -270,7 +270,7 @@ type signalled struct{ os.Signal }
 func (s signalled) Error() string { return "signal: " + s.String() }
 
 // notifySignals gives a context that ends at the first signal, upon which the lease is released. At a second one, or when ending
-// takes too long (somebody does not read our stdout), the process ends as it is.
+// takes longer than endingTime and a half second (somebody does not read our stdout), the process ends as it is.
 func notifySignals() context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)

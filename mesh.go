@@ -35,6 +35,7 @@ type mesh struct {
 	working   map[peerID]int                // calls in flight
 	kept      map[boardName]nameRecord      // names that belong to the identities that held them, until keptUntil
 	keptUntil time.Time
+	former    map[peerID]boardName // who had which id at the server before; only read
 	humanSeen time.Time
 	awaited   map[string]chan handed // by key: who waits for a delivery to be settled
 	lanes     map[string]chan struct{}
@@ -94,12 +95,13 @@ func (s *server) openMesh() {
 		}
 	}
 	now := time.Now()
-	m.kept, m.keptUntil = map[boardName]nameRecord{}, now.Add(nameGrace)
+	m.kept, m.keptUntil, m.former = map[boardName]nameRecord{}, now.Add(nameGrace), map[peerID]boardName{}
 	for box, held := range m.state.names {
 		if held.Left != 0 {
 			continue
 		}
 		held.Left = now.UnixMilli() // nobody knows when it left
+		m.former[held.Peer] = box
 		// The client of the server itself died with it, and cannot want its name back.
 		if held.Identity != "" && !held.Own {
 			m.kept[box] = *held
@@ -138,6 +140,13 @@ func (s *server) closeMesh() {
 func (m *mesh) settled() {
 	if m.journal != nil {
 		<-m.journal.ready
+	}
+}
+
+// written waits until everything that was noted before is in the journal.
+func (m *mesh) written() {
+	if m.journal != nil {
+		m.journal.drain()
 	}
 }
 

@@ -159,6 +159,37 @@ func TestCallersThatHaveGone(t *testing.T) {
 	gone("ended", withCaller(t.Context(), again))
 }
 
+// A peer_id is of one server: who has it from the one before is told when it means another peer now.
+func TestNumbersOfTheServerBefore(t *testing.T) {
+	root := newCheckout(t)
+	s := meshServer(t, root, io.Discard)
+	for _, name := range []string{"a", "c", "d"} { // p1, p2, p3
+		speak(s, name)
+	}
+	s.mesh.written()
+	s2 := meshServer(t, root, io.Discard)
+	s2.mesh.mu.Lock()
+	s2.mesh.keptUntil = time.Now()
+	s2.mesh.mu.Unlock()
+	a, _ := speak(s2, "a")
+	d, _ := speak(s2, "d") // p2
+	id := s2.fullID("p2")
+	for what, try := range map[string]func() error{
+		"notify": func() error { _, err := s2.notifyPeer(a, notifyInput{Peer: id, Message: "for c"}); return err },
+		"kill":   func() error { _, err := s2.killPeer(a, killInput{Peer: id}); return err },
+	} {
+		if err := try(); err == nil || !strings.Contains(err.Error(), `is "d" now, and was "c" before`) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	wantTexts(t, read(t, s2, d))
+	if _, err := s2.listPeers(a, listPeersInput{}); err != nil {
+		t.Fatal(err)
+	}
+	send(t, s2, a, id, "for d")
+	wantTexts(t, read(t, s2, d), "for d")
+}
+
 // A text that was not read in 24 hours is forgotten, an ask lapses, and whoever sent them is told.
 func TestMeshLapses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -73,7 +73,7 @@ func parseEnvelope(raw []byte) (m message, failed *rpcError) {
 		return m, rpcErrorf(codeInvalidRequest, "not a JSON-RPC request: a message is an object")
 	}
 	var version, method, result json.RawMessage
-	twin := ""
+	twin, answered := "", ""
 	err := members(raw, func(key string, value json.RawMessage) {
 		slot := (*json.RawMessage)(nil)
 		switch key {
@@ -86,12 +86,15 @@ func parseEnvelope(raw []byte) (m message, failed *rpcError) {
 		case "params":
 			slot = &m.params
 		case "result", "error":
-			slot = &result
+			if result != nil && key != answered {
+				twin = "result or error"
+			}
+			slot, answered = &result, key
 		default:
 			return
 		}
-		if *slot != nil {
-			twin = key
+		if *slot != nil && twin == "" {
+			twin = strconv.Quote(key)
 		}
 		*slot = value
 	})
@@ -100,7 +103,7 @@ func parseEnvelope(raw []byte) (m message, failed *rpcError) {
 	case err != nil:
 		return m, rpcErrorf(codeParse, "parse error: %v", err)
 	case twin != "":
-		return m, rpcErrorf(codeInvalidRequest, "not a JSON-RPC request: %q is given twice", twin)
+		return m, rpcErrorf(codeInvalidRequest, "not a JSON-RPC request: %s is given twice", twin)
 	case id != nil && !validID(id):
 		return m, rpcErrorf(codeInvalidRequest, "not a JSON-RPC request: id must be a string or an integer, got %s", clip(string(id), 80))
 	}

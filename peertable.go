@@ -113,6 +113,7 @@ func (s *server) listPeers(ctx context.Context, in listPeersInput) (peersTableOu
 	self := peerID("")
 	if n := callerOf(ctx); n != nil {
 		self = n.peer
+		n.listed.Store(true)
 	}
 	list, silent := s.meshEverywhere(ctx)
 	out := peersTableOutput{Peers: []meshPeer{}, Note: silentNote(silent)}

@@ -1,7 +1,7 @@
 package main
 
 // One process and its life: elect, take the role that the election gives (serve, follow or alone), and again when that is
-// over, until the client has left or a signal came. A role is a function: it takes frames from the client (stdio.go) and
+// over, until a signal came or the client has left (a server stays for the others that it serves). A role is a function: it takes frames from the client (stdio.go) and
 // returns the election that decides on the next one. The client initializes only once and notices none of it.
 //
 //	serve   server.go  it holds the lease: serves its own client, the bridges and whoever speaks HTTP
@@ -29,12 +29,12 @@ type process struct {
 	client     *client
 	checkout   checkout
 	elector    *elector
-	background sync.WaitGroup // what is seen off while the client has moved on
+	background sync.WaitGroup // what goes on while the client has moved on
 
 	aloneWhy      string    // not empty: the client is served alone from the start
 	attachFailing time.Time // since when attaching fails; zero when it does not
 	roles         int       // how many it has had, this one included
-	refusal       error     // why it does not serve, see refuses
+	refusal       error     // why it does not serve, see refuses in documents.go
 }
 
 // newProcess finds the checkout and begins to read what the client says.
@@ -84,13 +84,15 @@ func (b *ballot) abandon() {
 	if b.out.lease != nil {
 		b.out.lease.release()
 	}
-	if b.out.server != nil {
-		b.out.server.close()
+	if b.out.conn != nil {
+		b.out.conn.close()
 	}
 }
 
-// run is the life of the process: elect, take the role, and again, until the
-// client has left or a signal came.
+// run is the life of the process: elect, take the role, and again, until a
+// signal came or the client has left. A server stays for the bridges and the
+// sessions over HTTP after its own client has left (leaveOwn), until the last
+// of them is gone.
 func (p *process) run(ctx context.Context) {
 	defer p.background.Wait()
 	b := p.start(ctx)
@@ -119,6 +121,10 @@ func (p *process) start(ctx context.Context) *ballot {
 	}
 	return p.alone(ctx, nil)
 }
+
+// endingTime bounds every orderly ending: upon a signal, a server's goodbye, the
+// end of the input. A client kills five seconds after it has asked.
+const endingTime = 4 * time.Second
 
 // firstAnswer bounds how long a client waits for the election before the
 // process answers by itself, without saying who is here.
@@ -184,6 +190,14 @@ func without(held []frame, id json.RawMessage) []frame {
 // aloneAgain is how often a process that is alone for a cause that may pass
 // elects again.
 const aloneAgain = 30 * time.Second
+
+// retiredError is why a client is alone whom its server refuses for good: the
+// user has ended it with kill_peer. It writes to nobody from then on.
+type retiredError string
+
+func (e retiredError) Error() string {
+	return "the server refuses this client from now on: " + string(e)
+}
 
 // alone serves this client and nobody else, because of why; nil for a process
 // that was told so from the start. It returns the election that found a way

@@ -15,10 +15,22 @@ import (
 func (s *server) resolve(ctx context.Context, a actor, name, circle string) (*meshPeer, error) {
 	name = strings.TrimPrefix(strings.TrimSpace(name), "@")
 	list, silent := s.meshFor(ctx, name)
-	return pick(list, silent, a, name, circle)
+	return s.pick(list, silent, a, name, circle)
 }
 
-// pick finds the one peer of a list.
+// pick finds the one peer of a list. Each server numbers its peers anew: a caller that has not looked since may mean another one
+// by an id.
+func (s *server) pick(list []meshPeer, silent []string, a actor, name, circle string) (*meshPeer, error) {
+	p, err := pick(list, silent, a, name, circle)
+	if err != nil || !p.here || name != p.PeerID || a.session == nil || a.session.listed.Load() {
+		return p, err
+	}
+	if was, ok := s.mesh.former[p.local]; ok && was != p.box() {
+		return nil, refuse("ambiguous", "%s is %q now, and was %q before another process became the server; nothing was sent: give the name", p.PeerID, p.Name, was.name)
+	}
+	return p, nil
+}
+
 func pick(list []meshPeer, silent []string, a actor, name, circle string) (*meshPeer, error) {
 	found := matching(list, a, name, strings.TrimSpace(circle))
 	switch {
@@ -54,7 +66,8 @@ func (s *server) meshFor(ctx context.Context, name string) (list []meshPeer, sil
 	case isID && at == s.shortID() && s.lease != nil:
 		list = s.meshHere()
 	case isID:
-		for _, c := range s.siblings() {
+		siblings, _ := s.siblings()
+		for _, c := range siblings {
 			if c.id[:8] == at {
 				ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
 				defer cancel()

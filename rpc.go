@@ -19,7 +19,7 @@ var legacyVersions = []string{"2025-11-25", "2025-06-18", "2025-03-26", "2024-11
 
 // answerFrame answers one frame of a session by the rules of stdio, which are
 // also those of a bridge's frames: nil when there is nothing to answer. Its one
-// error is errLeaseLost: nothing was executed, and another server must be asked.
+// error is errLeaseLost: nothing was executed but what may be repeated, and another server must be asked.
 func (s *server) answerFrame(ctx context.Context, n *session, raw []byte) ([]byte, error) {
 	raw = validText(raw)
 	if err := checkJSON(raw); err != nil {

@@ -22,9 +22,6 @@ const (
 	// maxSessions bounds the sessions over HTTP: those that came with the token, and as many without,
 	// so that nobody on this machine keeps a bridge out.
 	maxSessions = 1024
-	// endingTime is how long answers may take once the server is ending: a
-	// client kills five seconds after it has asked.
-	endingTime = 4 * time.Second
 	// lookTime is how often the lease is looked at when nobody calls and the
 	// system does not say when its name changes; seldomLookTime, when it does.
 	lookTime       = 900 * time.Millisecond

@@ -22,6 +22,7 @@ type session struct {
 	trusted  bool // one of the user's own processes, not just any on loopback
 
 	waiting waitingCalls
+	listed  atomic.Bool // it has been shown who is here, and knows the ids that this server gives
 	over    atomic.Bool // it has ended: what is still running for it writes no more
 
 	mu        sync.Mutex

@@ -10,7 +10,6 @@ import (
 
 // What many sessions leave behind is given back when they have gone, whoever stays, and once for all of them.
 func TestMemoryIsGivenBack(t *testing.T) {
-	const left = 32 << 20
 	for _, c := range []struct {
 		stay, leave int
 		given       bool
@@ -28,7 +27,6 @@ func TestMemoryIsGivenBack(t *testing.T) {
 					all = append(all, n)
 				}
 				defer func() { s.sweep.Stop() }()
-				runtime.KeepAlive(make([]byte, left))
 				before := givenBack()
 				for i, n := range all[c.stay:] {
 					s.dismiss(n)
@@ -38,12 +36,12 @@ func TestMemoryIsGivenBack(t *testing.T) {
 				}
 				time.Sleep(lullTime / 2)
 				synctest.Wait()
-				if givenBack() >= before+left {
+				if givenBack() > before {
 					t.Error("given back while they were leaving")
 				}
 				time.Sleep(lullTime)
 				synctest.Wait()
-				if given := givenBack() >= before+left; given != c.given {
+				if given := givenBack() > before; given != c.given {
 					t.Errorf("given back: %v, want %v", given, c.given)
 				}
 			})
@@ -51,9 +49,10 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 }
 
-// givenBack is how much memory the runtime has given back to the system.
-func givenBack() uint64 {
+// givenBack is how often memory has been given back, which is by collections that are asked for. How much comes of it
+// TestLoadSessions says.
+func givenBack() uint32 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
-	return m.HeapReleased
+	return m.NumForcedGC
 }

@@ -240,7 +240,8 @@ func (s *server) placeSpawned(p *spawned) bool {
 		return true
 	}
 	p.At = place{Root: c.root, GitDir: c.gitDir}
-	return slices.ContainsFunc(s.siblings(), func(l listed) bool { return l.root == c.root })
+	siblings, _ := s.siblings()
+	return slices.ContainsFunc(siblings, func(l listed) bool { return l.root == c.root })
 }
 
 // spawnedText tells the caller what it has started.

@@ -268,7 +268,7 @@ func (s *server) lookAfter(p *spawned, more bool) bool {
 	}
 	alive := p.alive()
 	if late := time.Since(time.UnixMilli(p.Began)) >= patience; alive && !late {
-		if !p.here() && s.mesh.waitsFor(p.At.Root) {
+		if !p.here() && s.waitsFor(p.At.Root) {
 			s.tendSoon() // it becomes the server there, and should find its message
 		}
 		return false

@@ -44,6 +44,12 @@ func stateDir(root string) (string, error) {
 			}
 			ignored = true
 		}
+		if _, err := os.Lstat(filepath.Join(dir, ".gitignore")); err == nil && name != ".ai" {
+			ignored = true
+		}
+	}
+	if !ignored { // all of them were there, made by somebody else: what they hold besides is theirs
+		return dir, writeIgnore(dir)
 	}
 	return dir, nil
 }

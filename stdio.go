@@ -299,7 +299,7 @@ func (c *client) remember(f frame, answer []byte) {
 			c.carried.Claims = claims
 			c.mu.Unlock()
 		}
-	case f.runsCommand():
+	case f.runsEpisodeCommand():
 		c.rememberEpisode(member(member(answer, "result"), "structuredContent"))
 	case f.tool == "set_description":
 		if result := member(answer, "result"); result != nil && member(result, "isError") == nil {

@@ -149,7 +149,7 @@ func (s *server) followed(a actor, t *thread, side string, to *meshPeer, id stri
 	if side == "asker" {
 		other = t.To
 	}
-	if other.Box == to.box() && (other.At == place{}) == to.here && (to.here || other.At.Root == to.Path) {
+	if other.Box == to.box() && (other.At == place{}) == to.here && (to.here || other.At.same(s.placeOf(to.Path))) {
 		return nil
 	}
 	return &letter{Ref: randomHex(6), ID: t.ID, Kind: "ack", From: address{Box: a.box}, At: millis(), Text: "closed by a follow-up, #" + id, Unverified: a.stranger()}
@@ -415,6 +415,6 @@ func silentNote(silent []string) string {
 
 // isOpen asks a thread's home.
 func (s *server) isOpen(ctx context.Context, t *thread) (bool, error) {
-	answer, err := s.callServer(ctx, t.Home.Root, "majordomus/look", lookParams{Thread: t.ID})
+	answer, err := s.callPlace(ctx, t.Home, "majordomus/look", lookParams{Thread: t.ID})
 	return string(member(answer, "open")) == "true", err
 }

@@ -46,7 +46,7 @@ func (c checkout) listed() listed {
 // enumerate lists the checkouts of the repository, c included. Git is not started where it has nothing to add.
 func (c checkout) enumerate(ctx context.Context) listing {
 	alone := listing{checkouts: []listed{c.listed()}}
-	if !hasEntries(filepath.Join(c.commonDir, "worktrees")) {
+	if !c.linked && !hasEntries(filepath.Join(c.commonDir, "worktrees")) { // git removes it with the last of them
 		return alone
 	}
 	dir := c.root
