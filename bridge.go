@@ -413,7 +413,7 @@ func (b *bridge) send(ctx context.Context, c **conn, f frame, until time.Time) (
 			}
 			*c = fresh
 		}
-		(*c).limit(until)
+		(*c).deadline(until)
 		arrived, header := b.confirm()
 		r, err = (*c).exchange(ctx, "POST", "/mcp", b.headers+header, f.raw, maxAnswer)
 		if err == nil && (r.status == http.StatusOK || r.status == http.StatusAccepted) {

@@ -146,8 +146,8 @@ func (c *conn) close() {
 // cut breaks off what is being exchanged.
 func (c *conn) cut() { c.nc.SetDeadline(time.Unix(1, 0)) }
 
-// limit bounds what is exchanged from now on.
-func (c *conn) limit(until time.Time) { c.nc.SetDeadline(until) }
+// deadline bounds what is exchanged from now on.
+func (c *conn) deadline(until time.Time) { c.nc.SetDeadline(until) }
 
 // live has the end of ctx break off whatever is exchanged until the connection
 // is closed. Who exchanges much under one context calls it first: to arrange it

@@ -416,7 +416,7 @@ func TestTwoElectorsJudgeOneStaleLease(t *testing.T) {
 			alive := leaseDocument{Root: root, Token: "alive", URL: ptr(testURL)}
 			must(t, os.WriteFile(leasePath(root), leaseBytes(t, alive), 0o600))
 			must(t, os.Chtimes(leasePath(root), info.ModTime(), info.ModTime()))
-			must(t, flock(dead, exclusive))
+			must(t, flock(dead, lockExclusive))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -533,7 +533,7 @@ func TestOldTempsAreRemoved(t *testing.T) {
 			f, err := os.Open(path)
 			must(t, err)
 			defer f.Close()
-			must(t, flock(f, exclusive))
+			must(t, flock(f, lockExclusive))
 		}
 	}
 	must(t, os.WriteFile(filepath.Join(dir, "journal"), nil, 0o600))

@@ -238,6 +238,10 @@ func (s *server) refused(w http.ResponseWriter, r *http.Request, err error) {
 		s.failure(w, r, 409, "lease_lost", "not executed: this server has handed its checkout on; ask the next one")
 		return
 	}
+	if errors.Is(err, errSessionEnded) {
+		s.sessionNotFound(w, r)
+		return
+	}
 	if unknown := (*rpcError)(nil); errors.As(err, &unknown) {
 		s.failure(w, r, 500, "internal", unknown.Message)
 		return
@@ -268,16 +272,15 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) 
 		s.failure(w, r, 415, "unsupported_media_type", fmt.Sprintf("Content-Type %q: send application/json", clip(r.Header.Get("Content-Type"), 80)))
 		return nil, false
 	}
-	refused := func(status int, code, message string) ([]byte, bool) {
+	tooLarge := func() {
 		// Read on for a while: a client that is still writing would see a
 		// broken connection instead of the answer.
 		io.CopyN(io.Discard, r.Body, 4*maxMessage)
-		s.failure(w, r, status, code, message)
-		return nil, false
+		s.failure(w, r, 413, "too_large", fmt.Sprintf("a body may have at most %d bytes", maxMessage))
 	}
-	tooLarge := fmt.Sprintf("a body may have at most %d bytes", maxMessage)
 	if r.ContentLength > maxMessage {
-		return refused(413, "too_large", tooLarge)
+		tooLarge()
+		return nil, false
 	}
 	size := r.ContentLength
 	if size < 0 {
@@ -287,7 +290,8 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) 
 		defer s.bodies.Add(-size)
 		if s.bodies.Add(size) > bodiesLimit {
 			s.refusedBusy.Add(1)
-			return refused(503, "busy", fmt.Sprintf("bodies of %d bytes are being sent, which is the limit for those without the token: try again", bodiesLimit))
+			s.failure(w, r, 503, "busy", fmt.Sprintf("bodies of %d bytes are being sent, which is the limit for those without the token: try again", bodiesLimit))
+			return nil, false // at once: to read on is what there is too much of
 		}
 	}
 	if r.ContentLength < 0 {
@@ -297,7 +301,8 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) 
 			s.failure(w, r, 400, "invalid_input", "the body ended early or was malformed")
 			return nil, false
 		case len(body) > maxMessage:
-			return refused(413, "too_large", tooLarge)
+			tooLarge()
+			return nil, false
 		}
 		return body, true
 	}

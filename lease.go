@@ -151,7 +151,7 @@ func readLeaseOnce(path string) (r reading, moved bool) {
 	}
 	// Any answer but "yours" and "no locks here" counts as held: fails closed, a lease is not robbed because we could not ask.
 	// Without locks there is no live lease, and taking over fails at server.lock.
-	err = flock(f, shared)
+	err = flock(f, lockShared)
 	r.held = err != nil && !errors.Is(err, errNoLocks)
 	if !r.held {
 		// While f is open: closed, its inode number may already be the next lease's.
@@ -222,7 +222,7 @@ func placeLease(dir string, doc leaseDocument, place func(from, to string) error
 	// Not synced to disk: after a power cut every lease is stale anyway.
 	_, err = f.Write(data)
 	if err == nil {
-		err = flock(f, exclusive)
+		err = flock(f, lockExclusive)
 	}
 	var info os.FileInfo
 	if err == nil {

@@ -514,7 +514,7 @@ func plantLease(t *testing.T, root string, doc leaseDocument, held bool) *os.Fil
 	f, err := os.Open(temp)
 	must(t, err)
 	if held {
-		must(t, flock(f, exclusive))
+		must(t, flock(f, lockExclusive))
 	}
 	must(t, os.Rename(temp, leasePath(root)))
 	t.Cleanup(func() { f.Close() })

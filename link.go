@@ -176,7 +176,8 @@ func (s *server) siblings() (list []listed, skipped string) {
 // meshEverywhere lists who can be written to in the repository, this checkout first, and the checkouts that could not
 // be asked: of those it lists whom their journal names, since what is sent to them waits here.
 func (s *server) meshEverywhere(ctx context.Context) (list []meshPeer, silent []string) {
-	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
+	// Also for a caller that hangs up: what it has asked for is done to the right peer or not at all.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.set.timing.probe)
 	defer cancel()
 	list = s.meshHere()
 	siblings, skipped := s.siblings()

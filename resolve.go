@@ -69,7 +69,7 @@ func (s *server) meshFor(ctx context.Context, name string) (list []meshPeer, sil
 		siblings, _ := s.siblings()
 		for _, c := range siblings {
 			if c.id[:8] == at {
-				ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.set.timing.probe)
 				defer cancel()
 				list, _ = s.meshAt(ctx, c.root)
 			}

@@ -19,7 +19,8 @@ var legacyVersions = []string{"2025-11-25", "2025-06-18", "2025-03-26", "2024-11
 
 // answerFrame answers one frame of a session by the rules of stdio, which are
 // also those of a bridge's frames: nil when there is nothing to answer. Its one
-// error is errLeaseLost: nothing was executed but what may be repeated, and another server must be asked.
+// error is errLeaseLost: nothing was executed but what may be repeated, and
+// another server must be asked; or errSessionEnded: nothing was executed.
 func (s *server) answerFrame(ctx context.Context, n *session, raw []byte) ([]byte, error) {
 	raw = validText(raw)
 	if err := checkJSON(raw); err != nil {
@@ -192,7 +193,7 @@ func (s *server) callTool(ctx context.Context, n *session, m message) (json.RawM
 	switch failed := (*rpcError)(nil); {
 	case errors.Is(context.Cause(ctx), errCancelled), errors.Is(err, errCancelled):
 		return nil, nil
-	case errors.Is(err, errLeaseLost), errors.As(err, &failed):
+	case errors.Is(err, errLeaseLost), errors.Is(err, errSessionEnded), errors.As(err, &failed):
 		return nil, err
 	case err != nil:
 		return toolFailure(s.refusalOf(err), s.carry(ctx, n, c)), nil

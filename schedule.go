@@ -267,7 +267,7 @@ func (s *server) schedule(ctx context.Context, in scheduleSelfInput, once bool, 
 	}
 	for {
 		sc.ID = s.mesh.newID("sched")
-		switch _, err := s.mesh.commit(&entry{Schedule: &sc}, synced); {
+		switch _, err := s.commitFor(ctx, &entry{Schedule: &sc}); {
 		case errors.Is(err, errIDTaken):
 		case err != nil:
 			return sentOutput{}, s.notStored(err)
@@ -374,7 +374,7 @@ func (s *server) scheduleDelete(ctx context.Context, in scheduleDeleteInput) (sa
 	}
 	err = errNoSchedule
 	if found != nil {
-		_, err = s.mesh.commit(&entry{Unschedule: id}, synced)
+		_, err = s.commitFor(ctx, &entry{Unschedule: id})
 	}
 	switch {
 	case errors.Is(err, errNoSchedule):

@@ -156,12 +156,7 @@ func (s *server) holds() bool {
 
 // gone reports whether the server is ending or has lost its lease.
 func (s *server) gone() bool {
-	select {
-	case <-s.ending:
-		return true
-	default:
-		return false
-	}
+	return isClosed(s.ending)
 }
 
 // lose ends what this server does by right of its lease: watches end, so that

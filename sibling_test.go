@@ -176,7 +176,7 @@ func holdLease(t testing.TB, root string, doc leaseDocument) *os.File {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := flock(f, exclusive); err != nil {
+	if err := flock(f, lockExclusive); err != nil {
 		f.Close()
 		t.Skip("no file locks here: ", err)
 	}

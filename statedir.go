@@ -163,7 +163,7 @@ func lockFile(path string) (*os.File, error) {
 		if info.Mode().Perm()&0o077 != 0 {
 			f.Chmod(0o600) // who may open it may hold it
 		}
-		err = flock(f, exclusive)
+		err = flock(f, lockExclusive)
 	}
 	if err == nil {
 		if now, statErr := os.Lstat(path); statErr != nil || !os.SameFile(now, info) {
@@ -223,6 +223,6 @@ func reasonOf(err error) string {
 type lockKind int
 
 const (
-	shared lockKind = iota
-	exclusive
+	lockShared lockKind = iota
+	lockExclusive
 )

@@ -218,10 +218,8 @@ func (c *client) unread(f ...frame) {
 // done reports whether the client has left: everything it sent is answered, or
 // nobody reads the answers.
 func (c *client) done() bool {
-	select {
-	case <-c.broken:
+	if isClosed(c.broken) {
 		return true
-	default:
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -236,9 +234,7 @@ func (c *client) write(answer []byte) bool {
 	c.hurry()
 	_, err := c.lines.Write(append(answer, '\n'))
 	if err != nil {
-		select {
-		case <-c.broken:
-		default:
+		if !isClosed(c.broken) {
 			close(c.broken)
 			c.leave.Do(func() { close(c.ended) })
 		}

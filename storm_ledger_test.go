@@ -63,9 +63,7 @@ func (l *ledger) settle(text, outcome, answer string) {
 	defer l.book.Unlock()
 	m := l.sent[text]
 	m.outcome, m.settled = outcome, time.Now()
-	if l.excusedLocked(m) {
-		l.giveUpLocked(m)
-	}
+	l.giveUpLocked(m)
 	switch outcome {
 	case "acked":
 		l.acked++
@@ -94,9 +92,7 @@ func (l *ledger) settleBroadcast(text, from, answer string, begun time.Time) {
 		}
 		m := l.broadcastLocked(text, from, name)
 		m.outcome, m.begun, m.settled = "acked", begun, time.Now()
-		if l.excusedLocked(m) {
-			l.giveUpLocked(m)
-		}
+		l.giveUpLocked(m)
 		l.acked++
 	}
 }
@@ -108,19 +104,22 @@ func (l *ledger) excuse(worktree int) {
 	defer l.book.Unlock()
 	l.excused[worktree] = time.Now()
 	for _, m := range l.sent {
-		if l.excusedLocked(m) {
-			l.giveUpLocked(m)
-		}
+		l.giveUpLocked(m)
 	}
 }
 
-func (l *ledger) excusedLocked(m *stormMessage) bool {
-	return m.begun.Before(l.excused[l.known[m.from]]) || m.begun.Before(l.excused[l.known[m.to]])
+// excusedLocked says whether the server of a client may have forgotten a message.
+func (l *ledger) excusedLocked(m *stormMessage, client string) bool {
+	worktree, ok := l.known[client]
+	return ok && m.begun.Before(l.excused[worktree])
 }
 
+// giveUpLocked takes down what may have been forgotten of a message: that it was to come, at either end; that it has come, where
+// it comes to.
 func (l *ledger) giveUpLocked(m *stormMessage) {
-	m.loose = true
-	if m.outcome == "acked" && m.arrived == 0 {
+	to := l.excusedLocked(m, m.to)
+	m.loose = m.loose || to
+	if (to || l.excusedLocked(m, m.from)) && m.outcome == "acked" && m.arrived == 0 {
 		m.outcome = "unknown"
 	}
 }
@@ -228,5 +227,31 @@ func (l *ledger) checkLedger(traces func(text string) []string) {
 	}
 	if l.acked == 0 {
 		l.t.Error("nothing was acknowledged")
+	}
+}
+
+// What was begun before a worktree was forgotten is given up whenever its sender is answered, and nothing else.
+func TestExcuse(t *testing.T) {
+	l := ledger{
+		t: t, known: map[string]int{"a": 0, "b": 1, "c": 2}, lenient: func(string) bool { return false },
+		wasAlone: func(string) bool { return false }, sent: map[string]*stormMessage{}, order: map[[2]string]int{}, excused: map[int]time.Time{},
+	}
+	late := l.write("notify", "a", "b", 1)
+	from := l.write("notify", "b", "c", 1)
+	other := l.write("notify", "a", "c", 1)
+	l.settle(other, "acked", "")
+	before := time.Now()
+	l.excuse(1)
+	l.settle(late, "acked", "")
+	l.settle(from, "acked", "")
+	l.settleBroadcast("all", "a", "broadcast to 1 peers: b", before)
+	after := l.write("notify", "a", "b", 2)
+	l.settle(after, "acked", "")
+	missing := l.missing()
+	if slices.Sort(missing); !slices.Equal(missing, []string{other, after}) {
+		t.Errorf("missing: %q", missing)
+	}
+	if !l.sent[late].loose || l.sent[from].loose || l.sent[after].loose {
+		t.Error("what may come again: what went to the worktree before, and that alone")
 	}
 }

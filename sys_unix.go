@@ -20,7 +20,7 @@ const openWary = syscall.O_NOFOLLOW | syscall.O_NONBLOCK
 // flock locks the whole file, shared or for this descriptor alone, until the descriptor is closed. It never waits: errHeld.
 func flock(f *os.File, kind lockKind) error {
 	how := syscall.LOCK_SH
-	if kind == exclusive {
+	if kind == lockExclusive {
 		how = syscall.LOCK_EX
 	}
 	for {

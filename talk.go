@@ -158,7 +158,7 @@ func (s *server) followed(a actor, t *thread, side string, to *meshPeer, id stri
 func (s *server) closeFollowed(ctx context.Context, a actor, t *thread, side string, to *meshPeer, id string) string {
 	e := &entry{}
 	out := s.closeThread(e, a, t, side, s.followed(a, t, side, to, id))
-	_, err := s.mesh.commit(e, synced)
+	_, err := s.mesh.commit(e, synced) // whoever is there still: the follow-up is stored
 	if err == nil && out != nil {
 		if h := s.handOver(ctx, out.To, out.Entry.Key); h.closed && side == "recipient" {
 			err = errThreadClosed
@@ -355,28 +355,20 @@ func (s *server) addressOf(to *meshPeer) address {
 	return address{Box: to.box(), At: s.placeOf(to.Path)}
 }
 
-// errCallerGone means that a call has been broken off, or its session has ended, before it had any effect.
-var errCallerGone = errors.New("whoever made the call has gone")
-
-// commitFor makes an entry count that the caller wants, if it is still there. Whoever goes on under its name has been told
-// nothing of this call, or that its outcome is unknown, and may have written already what has to come after it.
+// commitFor makes an entry count that the caller wants, unless its session has ended: errSessionEnded. Whoever goes on under
+// its name has been told nothing of this call, or that its outcome is unknown, and may have written already what has to come
+// after it.
 func (s *server) commitFor(ctx context.Context, e *entry) (applied, error) {
-	switch {
-	case errors.Is(context.Cause(ctx), errLeaseLost):
+	if errors.Is(context.Cause(ctx), errLeaseLost) {
 		return applied{}, errLeaseLost
-	case ctx.Err() != nil: // and so the recipient was looked for in haste
-		return applied{}, errCallerGone
 	}
 	return s.mesh.commitOf(callerOf(ctx), e, synced)
 }
 
 // notStored says that a send had no effect.
 func (s *server) notStored(err error) error {
-	if r := (*refusal)(nil); errors.As(err, &r) || errors.Is(err, errLeaseLost) {
+	if r := (*refusal)(nil); errors.As(err, &r) || errors.Is(err, errLeaseLost) || errors.Is(err, errSessionEnded) {
 		return err
-	}
-	if errors.Is(err, errCallerGone) {
-		return refuse("refused", "nothing was sent: %v", err)
 	}
 	return refuse("internal", "nothing was sent: the journal cannot be written (%v)", err)
 }
