@@ -4,6 +4,7 @@ package main
 // elsewhere, and gives out the one lock under which names in it change.
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,8 @@ import (
 const (
 	nameLock    = "server.lock" // never removed: who waits for it would wake up with a file that has lost the name
 	nameLockMax = 2 * time.Second
+	ignoreName  = ".gitignore"
+	ignoreTemp  = ".majordomus-ignore-" // then random digits
 )
 
 var (
@@ -28,30 +31,29 @@ var (
 // stateDir makes the directory of the lease and everything else that survives a process, and returns its path. No component
 // may be a link: a cloned repository must not lead our files, or the token, elsewhere.
 func stateDir(root string) (string, error) {
-	dir, ignored := root, false
+	dir, first, ignored := root, "", false
 	for name := range strings.SplitSeq(leaseDir, "/") {
 		dir = filepath.Join(dir, name)
 		made, err := realDir(dir, name == "mcp")
-		if err != nil {
+		switch {
+		case err != nil:
 			return "", err
+		case name == ".ai": // this name is shared with other tools, whose files may well be tracked
+			continue
+		case made && first == "":
+			first = dir
 		}
-		// The topmost directory of ours that was not there before tells git to look away from all of it. Not .ai: that name
-		// is shared with other tools, whose files may well be tracked.
-		if made && !ignored && name != ".ai" {
-			if err := writeIgnore(dir); err != nil {
-				os.Remove(dir) // else the next start would find it there and leave it unignored for good
-				return "", err
-			}
-			ignored = true
-		}
-		if _, err := os.Lstat(filepath.Join(dir, ".gitignore")); err == nil && name != ".ai" {
-			ignored = true
+		if !ignored {
+			_, err := os.Lstat(filepath.Join(dir, ignoreName))
+			ignored = err == nil
 		}
 	}
-	if !ignored { // all of them were there, made by somebody else: what they hold besides is theirs
-		return dir, writeIgnore(dir)
+	if ignored {
+		return dir, nil
 	}
-	return dir, nil
+	// The topmost directory of ours that was not there before tells git to look away from all of it; where somebody else had made
+	// them all, or a kill came in between, the innermost.
+	return dir, writeIgnore(cmp.Or(first, dir), dir)
 }
 
 // realDir makes sure that dir is a directory and no link, and says whether it had to be made. A private one is for this user
@@ -108,18 +110,17 @@ func (c checkout) strange(root string) bool {
 	return err == nil && othersFile(info, c.root)
 }
 
-func writeIgnore(dir string) error {
-	path := filepath.Join(dir, ".gitignore")
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
-	if errors.Is(err, fs.ErrExist) {
-		return nil // somebody was faster; theirs to say
-	}
-	if err != nil {
+// writeIgnore makes the file by which git looks away from a directory: in full under another name first, in a directory of
+// ours, since half of it would stay for good.
+func writeIgnore(dir, ours string) error {
+	temp := filepath.Join(ours, ignoreTemp+randomHex(8))
+	if err := os.WriteFile(temp, []byte("*\n"), 0o644); err != nil {
 		return err
 	}
-	_, err = f.WriteString("*\n")
-	if err = errors.Join(err, f.Close()); err != nil {
-		os.Remove(path)
+	defer os.Remove(temp)
+	err := linkNew(temp, filepath.Join(dir, ignoreName))
+	if errors.Is(err, fs.ErrExist) {
+		return nil // somebody was faster; theirs to say
 	}
 	return err
 }
