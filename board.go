@@ -313,7 +313,8 @@ func (b *board) forgetLocked() {
 		switch {
 		case m.attached:
 		case len(m.claims) > 0:
-			if departed++; oldest == nil || m.left < oldest.left {
+			// A stranger's first: he must not push out what one of our own has left.
+			if departed++; oldest == nil || m.unverified && !oldest.unverified || m.unverified == oldest.unverified && m.left < oldest.left {
 				oldest = m
 			}
 		default:

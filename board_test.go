@@ -267,6 +267,25 @@ func TestBoardDeparted(t *testing.T) {
 	}
 }
 
+// What strangers leave behind pushes out what other strangers have left, and nothing else.
+func TestStrangersDepart(t *testing.T) {
+	b := newBoard()
+	leave := func(a attachment) {
+		id := b.attach(a)
+		if _, err := b.announce(id, announceInput{Intent: "half done"}, "/r"); err != nil {
+			t.Fatal(err)
+		}
+		b.detach(id)
+	}
+	leave(attachment{Identity: "ours"})
+	for i := range departedLimit + 3 {
+		leave(attachment{Identity: fmt.Sprint("stranger", i), Unverified: true})
+	}
+	if list := b.peers(); len(list) != departedLimit || list[0].ID != "p1" {
+		t.Errorf("left are %d, the first %s", len(list), list[0].ID)
+	}
+}
+
 func TestBoardAnnounce(t *testing.T) {
 	b := newBoard()
 	id := b.attach(attachment{Transport: "http"})

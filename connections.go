@@ -40,13 +40,17 @@ const maxStrangers = 4096
 type strangers struct {
 	mu    sync.Mutex
 	conns list.List
+	most  int // maxStrangers, or half of what descriptors this process may have; 0 before the first
 }
 
 func (s *strangers) enter(c *deadlineConn) {
 	s.mu.Lock()
+	if s.most == 0 {
+		s.most = min(maxStrangers, descriptorLimit()/2)
+	}
 	c.place = s.conns.PushBack(c)
 	var oldest *deadlineConn
-	if s.conns.Len() > maxStrangers {
+	if s.conns.Len() > s.most {
 		oldest = s.conns.Front().Value.(*deadlineConn)
 	}
 	s.mu.Unlock()

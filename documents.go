@@ -17,6 +17,7 @@ import (
 	"net/url"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -37,6 +38,7 @@ const (
 )
 
 type document struct {
+	file    string // where it lies: under its path, or under that of the document to which it links
 	path    string // relative to the root, with slashes
 	title   string // its first heading; "" when it has none
 	problem string // why it cannot be shown; "" when it can
@@ -175,7 +177,10 @@ func listDocuments(ctx context.Context, dir, mode string) (list []document, reas
 			return kept, joined(reason, fmt.Sprintf("listing the documents took longer than %v", indexTime))
 		}
 		if e.problem == "" {
-			text, err := readDocument(root, e.path)
+			text := ""
+			if e.file, err = fileOf(root, e.path, list); err == nil {
+				text, err = readDocument(root, e.file)
+			}
 			if errors.Is(err, errNotHere) {
 				continue
 			}
@@ -244,14 +249,56 @@ var (
 	errBadName  = errors.New("its name is not one that a browser can ask for")
 )
 
-// readDocument reads a document within all limits. The descriptor is looked at after opening: between a look at a name
+var errLink = errors.New("it is a link, and only one to another of these documents is followed")
+
+// fileOf is where a document lies: under its own name, or under that of another document to which it links. A link that came with
+// the repository could lead to anything else in the checkout: the lease, the journal, git's configuration.
+func fileOf(root *os.Root, name string, list []document) (string, error) {
+	if link, err := firstLink(root, name); link != name {
+		return name, err
+	}
+	target, err := root.Readlink(name)
+	if err != nil {
+		return name, err
+	}
+	to := path.Join(path.Dir(name), filepath.ToSlash(target))
+	if filepath.IsAbs(target) || !slices.ContainsFunc(list, func(d document) bool { return d.path == to }) {
+		return name, errLink
+	}
+	return to, nil
+}
+
+// firstLink is the first component of a path that is a link; "" for none.
+func firstLink(root *os.Root, name string) (string, error) {
+	for at := range name + "/" {
+		if at < len(name) && name[at] != '/' {
+			continue
+		}
+		info, err := root.Lstat(name[:at])
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return "", errNotHere
+		case err != nil:
+			return "", err
+		}
+		if info.Mode()&fs.ModeSymlink != 0 {
+			return name[:at], nil
+		}
+	}
+	return "", nil
+}
+
+// readDocument reads a document within all limits, and through no link. The descriptor is looked at after opening: between a look at a name
 // and its opening another file could take the name.
 func readDocument(root *os.Root, name string) (string, error) {
 	if !plainPath("/"+name) || !fs.ValidPath(name) {
 		return "", errBadName
 	}
-	if _, err := root.Lstat(name); errors.Is(err, fs.ErrNotExist) {
-		return "", errNotHere
+	switch link, err := firstLink(root, name); {
+	case err != nil:
+		return "", err
+	case link != "":
+		return "", errLink
 	}
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // no pipe is waited for
 	if err != nil {
@@ -360,5 +407,5 @@ func (d *documents) read(e document) (string, error) {
 		return "", err
 	}
 	defer root.Close()
-	return readDocument(root, e.path)
+	return readDocument(root, e.file)
 }

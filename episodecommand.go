@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -49,6 +50,7 @@ func (s *server) startLocked(e *episodeEntry, what, reason string) {
 		close(run.done)
 		return
 	}
+	stranger := e.stranger != ""
 	message := append(mustJSON(struct {
 		ExternalID string `json:"external_id"`
 		Provider   string `json:"provider"`
@@ -59,7 +61,10 @@ func (s *server) startLocked(e *episodeEntry, what, reason string) {
 		if before != nil {
 			<-before.done
 		}
-		words, err := s.runEpisodeCommand(t.ctx, what, message)
+		words, err := "the episode command was not run: the client came without the token", error(nil)
+		if !stranger {
+			words, err = s.runEpisodeCommand(t.ctx, what, message)
+		}
 		if err != nil && what == "close" && reason != "detach" { // there is nobody else to be told
 			s.log.Warn(fmt.Sprintf("the episode command, closing %q (%s): %s", e.id, reason, clip(words, 300)))
 		}
@@ -203,11 +208,22 @@ var errTracked = errors.New("is tracked by git: nothing that came with the repos
 // checkUntracked refuses a file of the checkout that may have come with the repository.
 func (s *server) checkUntracked(ctx context.Context, rel string) error {
 	root := s.checkout.root
-	for at, c := range rel {
+	for at, c := range rel + "/" {
 		if c != '/' {
 			continue
 		}
-		if _, err := os.Lstat(filepath.Join(root, filepath.FromSlash(rel[:at]), ".git")); !errors.Is(err, fs.ErrNotExist) {
+		above, name := filepath.Split(filepath.Join(root, filepath.FromSlash(rel[:at])))
+		// A file system that folds more letters than git does would find a tracked file under a name that git does not know.
+		entries, err := os.ReadDir(above)
+		switch {
+		case err != nil:
+			return fmt.Errorf("might be tracked: %v", err)
+		case !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == name }):
+			return errors.New("might be tracked: it is spelled otherwise where it lies")
+		case at == len(rel):
+			continue
+		}
+		if _, err := os.Lstat(filepath.Join(above, name, ".git")); !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%w: it lies in a repository inside this one", errTracked)
 		}
 	}

@@ -298,8 +298,10 @@ func (s *server) takeEpisode(caller *session, id, provider string) (taken, error
 			got.from, got.name, got.lost = e.holder, s.board.displayName(e.holder), true
 		}
 	}
-	if caller.trusted {
-		e.stranger = ""
+	if was := e.stranger; caller.trusted {
+		if e.stranger = ""; was != "" && got.resumed && !e.closing {
+			s.startLocked(e, "open", "attach") // the record has not heard of it so far
+		}
 	}
 	s.holdLocked(e, caller.peer)
 	e.attachments++

@@ -314,9 +314,16 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) 
 	return body, true
 }
 
-// startWork counts a request against maxWorking, among the messages of bridges
-// or among all others: whoever opens many connections and reads no answers must
-// not keep our own from being answered. False means that it was refused; every
+// among is what a request is counted among: those that came with the token, which those of bridges do, or all others. Whoever
+// opens many connections and reads no answers must not keep our own from being answered.
+func (s *server) among(trusted bool) *atomic.Int64 {
+	if trusted {
+		return &s.bridging
+	}
+	return &s.working
+}
+
+// startWork counts a request against maxWorking, among others of its kind. False means that it was refused; every
 // true needs one Add(-1).
 func (s *server) startWork(w http.ResponseWriter, r *http.Request, among *atomic.Int64) bool {
 	if among.Add(1) > maxWorking {

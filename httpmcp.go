@@ -219,9 +219,9 @@ func (s *server) serveClient(w http.ResponseWriter, r *http.Request, n *session,
 	case m.method == "ping":
 		answer, err := s.answer(r.Context(), n, m)
 		s.writeAnswer(w, r, answer, err)
-	case s.startWork(w, r, &s.working):
-		defer s.working.Add(-1)
-		x := &exchange{counted: &s.working}
+	case s.startWork(w, r, s.among(n.trusted)):
+		defer s.among(n.trusted).Add(-1)
+		x := &exchange{counted: s.among(n.trusted)}
 		s.writeCarrying(w, r, n, x, func() bool {
 			answer, err := s.answer(withExchange(s.callContext(w, r, m), x), n, m)
 			return s.writeAnswer(w, r, answer, err)
@@ -242,8 +242,9 @@ func (s *server) serveBatch(w http.ResponseWriter, r *http.Request, n *session, 
 		s.sessionNotFound(w, r)
 		return
 	}
-	if s.startWork(w, r, &s.working) {
-		defer s.working.Add(-1)
+	among := s.among(n != nil && n.trusted)
+	if s.startWork(w, r, among) {
+		defer among.Add(-1)
 		x := &exchange{}
 		s.writeCarrying(w, r, n, x, func() bool {
 			return s.writeAnswer(w, r, s.answerBatch(withExchange(r.Context(), x), n, body), nil)
@@ -342,7 +343,6 @@ func (s *server) serveAttach(w http.ResponseWriter, r *http.Request, m message) 
 	}
 	s.mesh.settled()
 	s.mesh.confirm(written, parcelNumbers(r.Header.Get(confirmHeader))...)
-	s.mesh.written() // that it has its name: it keeps it, however this server ends
 	s.replace(n)
 	held := s.restoreEpisodes(n.peer, p.Carried, p.Again)
 	writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(attachResult{n.id, n.peer, s.board.displayName(n.peer), held})))

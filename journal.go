@@ -50,6 +50,7 @@ type durability int
 
 const (
 	lazy    durability = iota // it has been applied, and may take lazyTime: who is here, which the next server learns anyway
+	prompt                    // it has been applied, and is written at once
 	loose                     // nobody waits
 	written                   // a kill of the process does not lose it
 	synced                    // nor does a power cut; and what cannot be written is refused

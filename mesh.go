@@ -143,13 +143,6 @@ func (m *mesh) settled() {
 	}
 }
 
-// written waits until everything that was noted before is in the journal.
-func (m *mesh) written() {
-	if m.journal != nil {
-		m.journal.drain()
-	}
-}
-
 func millis() int64 { return time.Now().UnixMilli() }
 
 // commit makes an entry count.
@@ -176,7 +169,7 @@ func (m *mesh) applyAll(batch []*commit) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, c := range batch {
-		if c.err == nil && c.entry != nil && c.how != lazy {
+		if c.err == nil && c.entry != nil && c.how > prompt {
 			c.out, c.err = m.applyLocked(c.entry)
 		}
 	}
@@ -220,8 +213,12 @@ func (m *mesh) nameChanged(r nameRecord) {
 	m.mu.Lock()
 	m.state.apply(e)
 	m.mu.Unlock()
+	how := prompt // the next server gives it to nobody else
+	if r.Own {    // nor needs it, since its client dies with this one
+		how = lazy
+	}
 	if m.journal != nil {
-		m.journal.submit(&commit{entry: e, how: lazy, done: make(chan struct{})})
+		m.journal.submit(&commit{entry: e, how: how, done: make(chan struct{})})
 	}
 }
 

@@ -170,7 +170,7 @@ func TestNumbersOfTheServerBefore(t *testing.T) {
 	for _, name := range []string{"a", "c", "d"} { // p1, p2, p3
 		speak(s, name)
 	}
-	s.mesh.written()
+	s.mesh.journal.drain()
 	s2 := meshServer(t, root, io.Discard)
 	s2.mesh.mu.Lock()
 	s2.mesh.keptUntil = time.Now()

@@ -42,15 +42,16 @@ func (s *server) serveCapability(w http.ResponseWriter, r *http.Request, c *capa
 		return
 	}
 	args, ok := s.readArguments(w, r, c, trusted)
-	if !ok || !s.startWork(w, r, &s.working) {
+	among := s.among(trusted)
+	if !ok || !s.startWork(w, r, among) {
 		return
 	}
-	defer s.working.Add(-1)
+	defer among.Add(-1)
 	if c.mayWait {
 		http.NewResponseController(w).SetReadDeadline(time.Time{})
 	}
 	s.mesh.settled()
-	x := &exchange{counted: &s.working}
+	x := &exchange{counted: among}
 	s.writeCarrying(w, r, nil, x, func() bool {
 		out, err := s.invoke(withExchange(ctx, x), c, args)
 		switch {

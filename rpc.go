@@ -46,12 +46,15 @@ func (s *server) answerBatch(ctx context.Context, n *session, raw []byte) []byte
 	}
 	ctx = context.WithValue(ctx, inBatch{}, true)
 	var answers [][]byte
-	size := 0
+	size, most := 0, maxAnswer
+	if !n.trusted {
+		most /= 32 // what is kept of many such batches at once is memory
+	}
 	for _, e := range elements {
 		m, err := parseEnvelope(e)
 		if err != nil {
 			answers = append(answers, errorMessage(m.id, err))
-		} else if size > maxAnswer || ctx.Err() != nil {
+		} else if size > most || ctx.Err() != nil {
 			if !m.notification() && !m.response {
 				answers = append(answers, errorMessage(m.id, rpcErrorf(codeInternal, "not executed: the answers before it fill what one answer may hold")))
 			}

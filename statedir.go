@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -43,10 +44,7 @@ func stateDir(root string) (string, error) {
 		case made && first == "":
 			first = dir
 		}
-		if !ignored {
-			_, err := os.Lstat(filepath.Join(dir, ignoreName))
-			ignored = err == nil
-		}
+		ignored = ignored || hidesAll(filepath.Join(dir, ignoreName))
 	}
 	if ignored {
 		return dir, nil
@@ -108,6 +106,27 @@ func othersFile(info fs.FileInfo, above string) bool {
 func (c checkout) strange(root string) bool {
 	info, err := os.Stat(root)
 	return err == nil && othersFile(info, c.root)
+}
+
+// hidesAll says whether git looks away from everything in a directory, by a .gitignore that may have come with the repository.
+func hidesAll(path string) bool {
+	f, err := os.OpenFile(path, os.O_RDONLY|openWary, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	text, err := io.ReadAll(io.LimitReader(f, 4096))
+	all := false
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); strings.HasPrefix(line, "!") {
+			return false
+		}
+		all = all || line == "*"
+	}
+	return all && err == nil
 }
 
 // writeIgnore makes the file by which git looks away from a directory: in full under another name first, in a directory of

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"math"
 	"net"
 	"os"
 	"os/exec"
@@ -285,4 +286,13 @@ func groupMembers(group int, variable string) (members []int) {
 		}
 	}
 	return members
+}
+
+// descriptorLimit is how many descriptors this process may have.
+func descriptorLimit() int {
+	var limit syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit) != nil || limit.Cur > math.MaxInt32 {
+		return math.MaxInt32
+	}
+	return int(limit.Cur)
 }

@@ -268,7 +268,8 @@ func runGit(ctx context.Context, dir string, args ...string) (string, error) {
 	// The monitor that a configuration may name is a program of somebody's that no question of ours has need to start.
 	cmd := exec.CommandContext(ctx, "git", append([]string{"-c", "core.fsmonitor=false"}, args...)...)
 	cmd.Dir = dir
-	cmd.Env = gitEnvironment(os.Environ())
+	// Nothing is fetched: what is missing in a partial clone would be asked for by a program that its configuration names.
+	cmd.Env = append(gitEnvironment(os.Environ()), "GIT_NO_LAZY_FETCH=1", "GIT_ALLOW_PROTOCOL=")
 	cmd.Stdout, cmd.Stderr = out, words
 	cmd.WaitDelay = time.Second // for what it leaves behind with our pipe; long, or a busy machine would cut its answer
 	ownGroup(cmd)
