@@ -288,8 +288,8 @@ func firstLink(root *os.Root, name string) (string, error) {
 	return "", nil
 }
 
-// readDocument reads a document within all limits, and through no link. The descriptor is looked at after opening: between a look at a name
-// and its opening another file could take the name.
+// readDocument reads a document within all limits, and through no link. The descriptor is looked at after opening: between a
+// look at a name and its opening another file could take the name.
 func readDocument(root *os.Root, name string) (string, error) {
 	if !plainPath("/"+name) || !fs.ValidPath(name) {
 		return "", errBadName
