@@ -177,11 +177,12 @@ func (s *server) serveModern(w http.ResponseWriter, r *http.Request, m message, 
 		s.board.touch(n.peer)
 		s.confirmedBy(n, r)
 	}
-	if !s.startWork(w, r, &s.working) {
+	among := s.among(trusted)
+	if !s.startWork(w, r, among) {
 		return
 	}
-	defer s.working.Add(-1)
-	x := &exchange{counted: &s.working}
+	defer among.Add(-1)
+	x := &exchange{counted: among}
 	s.writeCarrying(w, r, n, x, func() bool {
 		result, err := s.modernMethod(withExchange(s.callContext(w, r, m), x), n, m)
 		switch failed, _ := err.(*rpcError); {
