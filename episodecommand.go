@@ -196,7 +196,7 @@ func (s *server) findEpisodeCommand(ctx context.Context) (path string, err error
 		if othersFile(info, root) || info.Mode().Perm()&0o002 != 0 {
 			return "", fmt.Errorf("%q may have been written by another user: its owner must be you, and its mode not let everybody write", what)
 		}
-		if err := s.checkUntracked(ctx, filepath.ToSlash(rel)); err != nil {
+		if err := s.checkUntracked(ctx, root, filepath.ToSlash(rel)); err != nil {
 			return "", fmt.Errorf("%q %w", what, err)
 		}
 	}
@@ -205,9 +205,8 @@ func (s *server) findEpisodeCommand(ctx context.Context) (path string, err error
 
 var errTracked = errors.New("is tracked by git: nothing that came with the repository is run or trusted")
 
-// checkUntracked refuses a file of the checkout that may have come with the repository.
-func (s *server) checkUntracked(ctx context.Context, rel string) error {
-	root := s.checkout.root
+// checkUntracked refuses a file of a checkout that may have come with the repository.
+func (s *server) checkUntracked(ctx context.Context, root, rel string) error {
 	for at, c := range rel + "/" {
 		if c != '/' {
 			continue

@@ -223,7 +223,7 @@ func (s *server) meshAt(ctx context.Context, root string) ([]meshPeer, error) {
 	}
 	st := newStore()
 	if !s.checkout.strange(root) {
-		readJournal(journalPath(root), st)
+		s.readJournalOf(ctx, root, st)
 	}
 	var list []meshPeer
 	for _, held := range st.names {

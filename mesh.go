@@ -61,17 +61,16 @@ func newMesh(log *slog.Logger) *mesh {
 	}
 }
 
-// readOwnJournal reads the journal of this checkout, unless it may be a stranger's who has put it into the repository. Where
-// git cannot say, it is read: fails open, since it holds what was acknowledged, and information only.
-func (s *server) readOwnJournal(path string) report {
+// readJournalOf reads the journal of a checkout of this repository, unless it may be a stranger's who has put it into the
+// repository. Where git cannot say, it is read: fails open, since it holds what was acknowledged, and information only.
+func (s *server) readJournalOf(ctx context.Context, root string, st *store) report {
+	path := journalPath(root)
 	if _, err := os.Lstat(path); err == nil {
-		ctx, cancel := context.WithTimeout(context.Background(), s.set.timing.probe)
-		defer cancel()
-		if err := s.checkUntracked(ctx, leaseDir+"/"+journalName); errors.Is(err, errTracked) {
+		if err := s.checkUntracked(ctx, root, leaseDir+"/"+journalName); errors.Is(err, errTracked) {
 			return report{found: true, err: err}
 		}
 	}
-	return readJournal(path, s.mesh.state)
+	return readJournal(path, st)
 }
 
 // held is how many bytes of messages, and how many schedules, this checkout keeps.
@@ -85,7 +84,7 @@ func (m *mesh) held() (texts, schedules int) {
 func (s *server) openMesh() {
 	m := s.mesh
 	path := journalPath(s.checkout.root)
-	r := s.readOwnJournal(path)
+	r := s.readJournalOf(context.Background(), s.checkout.root, m.state)
 	if text := r.String(); text != "" {
 		s.log.Warn(fmt.Sprintf("the journal %s/%s %s; %s", leaseDir, journalName, text, r.setAside(path, s.lease)))
 	}
