@@ -404,8 +404,8 @@ func BenchmarkGather(b *testing.B) {
 	}
 }
 
-// crowd makes peers with so many claims in all, in a tree like that of a real repository.
-func crowd(claims int) []peer {
+// claimants makes peers with so many claims in all, in a tree like that of a real repository.
+func claimants(claims int) []peer {
 	var peers []peer
 	for i := range claims {
 		if i%20 == 0 {
@@ -423,7 +423,7 @@ func crowd(claims int) []peer {
 // looks up every claimed path once.
 func BenchmarkClaims(b *testing.B) {
 	for _, n := range []int{1, 100, 1000, 10_000} {
-		peers, board, known := crowd(n), newBoard(), map[string]bool{}
+		peers, board, known := claimants(n), newBoard(), map[string]bool{}
 		for _, p := range peers {
 			board.attach(attachment{Transport: "http", Carried: carried{Claims: p.Claims}})
 			for _, c := range p.Claims {

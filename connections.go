@@ -28,6 +28,7 @@ func (l *deadlineListener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	dc := &deadlineConn{Conn: c, s: l.s}
+	l.s.open.enter()
 	l.s.strangers.enter(dc)
 	return dc, nil
 }
@@ -225,7 +226,9 @@ func (c *deadlineConn) Close() error {
 		c.s.cutOff.Add(1)
 	}
 	read, lost := c.over() // it is noted, and nothing is heard of it any more
-	c.closed.Store(true)
+	if !c.closed.Swap(true) {
+		c.s.open.leave()
+	}
 	c.s.strangers.leave(c)
 	c.s.mesh.connectionEnded(c)
 	if read || lost {

@@ -56,17 +56,17 @@ type server struct {
 	strangers   strangers
 	unused      sync.Map     // connections without a request so far, as keys
 	cutOff      atomic.Int64 // connections closed by the read deadline
+	open        crowd        // all connections
 
 	mu       sync.Mutex
 	sessions map[string]*session
-	crowd    int          // the most of them since memory was last given back
+	crowd    crowd        // the same, counted
 	count    map[bool]int // of them, by whether they are trusted
 	ownEnded bool         // the process's own client has left
 	closed   bool         // no session is admitted any more
 	handsOn  bool         // once ending: somebody takes the work along to the next server
 	endBy    time.Time    // once ending: when what runs is cut
 	sweep    *time.Timer  // expires idle sessions; nil until there is one
-	giveBack *time.Timer  // gives memory back when many have gone; nil until they have
 
 	released sync.Once
 	leaving  atomic.Bool   // the lease is released, or about to be: nothing is lost
@@ -327,11 +327,11 @@ func (s *server) end(hs *http.Server) {
 	s.closeMesh()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, t := range []*time.Timer{s.sweep, s.giveBack} {
-		if t != nil {
-			t.Stop()
-		}
+	if s.sweep != nil {
+		s.sweep.Stop()
 	}
+	s.crowd.stop()
+	s.open.stop()
 }
 
 func (s *server) releaseLease() {

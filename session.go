@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -165,10 +164,11 @@ func (s *server) admit(n *session) error {
 	}
 	if old != nil {
 		s.count[old.trusted]--
+	} else {
+		s.crowd.enter()
 	}
 	s.sessions[n.id] = n
 	s.count[n.trusted]++
-	s.crowd = max(s.crowd, len(s.sessions))
 	n.lastUsed = time.Now()
 	if s.sweep == nil {
 		s.sweep = time.AfterFunc(s.set.timing.sessionIdle, s.expire)
@@ -239,33 +239,9 @@ func (s *server) dropLocked(n *session) {
 	}
 	n.waiting.end()
 	s.mesh.sessionEnded(n)
-	s.thinOutLocked()
+	s.crowd.leave()
 	s.checkEmptyLocked()
 	signalOn(s.quiet)
-}
-
-// When manySessions have gone, and they are at least half, what they leave behind is given back to the system as soon as no
-// other has followed for lullTime. By itself the runtime keeps most of it: where 1,000 had come, called and gone 150 MB
-// stayed, and now less than 30; there had been 20.
-const (
-	manySessions = 64
-	lullTime     = time.Second // so that it is done once for all who leave together
-)
-
-func (s *server) thinOutLocked() {
-	if gone := s.crowd - len(s.sessions); gone < manySessions || gone < s.crowd/2 {
-		return
-	}
-	if s.giveBack == nil {
-		s.giveBack = time.AfterFunc(lullTime, func() {
-			s.mu.Lock()
-			s.crowd = len(s.sessions)
-			s.mu.Unlock()
-			debug.FreeOSMemory()
-		})
-		return
-	}
-	s.giveBack.Reset(lullTime)
 }
 
 var errSessionEnded = errors.New("the session has ended")

@@ -14,8 +14,8 @@ func TestMemoryIsGivenBack(t *testing.T) {
 		stay, leave int
 		given       bool
 	}{
-		{0, manySessions, true}, {64, 300, true}, {400, 400, true},
-		{0, manySessions - 1, false}, {400, 300, false},
+		{0, crowdSize, true}, {64, 300, true}, {400, 400, true},
+		{0, crowdSize - 1, false}, {400, 300, false},
 	} {
 		t.Run(fmt.Sprintf("%d of %d leave", c.leave, c.stay+c.leave), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
