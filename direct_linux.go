@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"net"
-	"os"
 	"syscall"
 	"unsafe"
 )
@@ -26,7 +25,7 @@ type direct struct {
 
 // directly is f, without detours where it allows that.
 func directly(f io.ReadWriter, inherited bool) io.ReadWriter {
-	if file, ok := f.(*os.File); ok {
+	if file, ok := f.(fs.File); ok {
 		if info, err := file.Stat(); err != nil || info.Mode()&(fs.ModeNamedPipe|fs.ModeSocket) == 0 {
 			return f // a disk may keep one waiting whatever it says
 		}

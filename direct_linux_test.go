@@ -77,3 +77,48 @@ func TestDirectlyWhereItBlocks(t *testing.T) {
 		t.Errorf("read %q", text)
 	}
 }
+
+// A client that has closed our stdin and reads no answer is given up, also where a write to it waits in the system: where
+// stdin and stdout are one socket, which is not polled, and where somebody else has made our pipe block.
+func TestStdoutThatBlocks(t *testing.T) {
+	for name, pair := range map[string]func(t *testing.T) (reader, out *os.File){
+		"one socket": func(t *testing.T) (reader, out *os.File) {
+			fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+			must(t, err)
+			return os.NewFile(uintptr(fds[0]), "reader"), os.NewFile(uintptr(fds[1]), "out")
+		},
+		"pipe": func(t *testing.T) (reader, out *os.File) {
+			reader, out = polledPipe(t)
+			raw, err := out.SyscallConn()
+			must(t, err)
+			must(t, raw.Control(func(fd uintptr) { err = syscall.SetNonblock(int(fd), false) }))
+			must(t, err)
+			return reader, out
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			reader, out := pair(t)
+			in, input := io.Pipe()
+			c := newClient(in, out, "", 50*time.Millisecond, func(string) string { return "" })
+			if !c.write([]byte("{}")) {
+				t.Fatal("an answer that is read")
+			}
+			wrote := make(chan bool)
+			go func() { // ends when it is given up
+				for c.write(make([]byte, 1<<20)) {
+				}
+				close(wrote)
+			}()
+			input.Close()
+			select {
+			case <-wrote:
+			case <-time.After(30 * time.Second):
+				t.Fatal("it still writes")
+			}
+			if !c.done() {
+				t.Error("the client is not gone")
+			}
+			reader.Close() // which ends the write
+		})
+	}
+}

@@ -61,7 +61,7 @@ func newClient(in io.Reader, out io.Writer, name string, patience time.Duration,
 	}
 	c.lines = out
 	if f, ok := out.(*os.File); ok {
-		c.lines = directly(f, true)
+		c.lines = directly(abandonable{f, c}, true)
 	}
 	if f, ok := in.(*os.File); ok {
 		in = directly(f, true)
@@ -244,11 +244,36 @@ func (c *client) write(answer []byte) bool {
 
 // hurry bounds the write that goes on, once the client has closed our stdin:
 // one that reads no answer any more must keep nothing alive. Where stdout
-// cannot be polled it is no pipe, and nobody keeps a write waiting.
+// cannot be polled this does nothing, and abandonable does it.
 func (c *client) hurry() {
 	if out, ok := c.out.(*os.File); ok && isClosed(c.ended) {
 		out.SetWriteDeadline(time.Now().Add(c.patience))
 	}
+}
+
+// abandonable is the client's stdout. A write to it that cannot be given up, since it waits in the system, is left behind.
+type abandonable struct {
+	*os.File
+	c *client
+}
+
+func (a abandonable) Write(p []byte) (int, error) {
+	var n int
+	var err error
+	wrote := make(chan struct{})
+	go func(p []byte) { // ends with the write, or with the process
+		defer close(wrote)
+		n, err = a.File.Write(p)
+	}(bytes.Clone(p))
+	select {
+	case <-wrote:
+		return n, err
+	case <-a.c.ended:
+	}
+	if waitAtMost(wrote, a.c.patience); !isClosed(wrote) {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return n, err
 }
 
 // noteParcels notes the parcels of an answer that is out: whoever is the server
