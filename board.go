@@ -335,82 +335,6 @@ func (b *board) forgetLocked() {
 	}
 }
 
-// announced is what a claim came to: the peer as it is now, and the others as they were in the moment of the write.
-type announced struct {
-	peer     peer
-	claim    announcement
-	others   []peer
-	released []string // ground that the replaced claim held and the new one does not cover
-}
-
-// announce makes a claim. The others are read under the lock of the write, so that of two peers who claim the same
-// ground at once, at least the second is told.
-func (b *board) announce(id peerID, in announceInput, root string) (announced, error) {
-	claim, err := checkClaim(in, root)
-	if err != nil {
-		return announced{}, err
-	}
-	before, done, err := b.write(id, claim)
-	if err != nil {
-		return announced{}, err
-	}
-	done.released = released(before, done.claim.Scope)
-	return done, nil
-}
-
-func (b *board) write(id peerID, claim announcement) (before []string, done announced, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	m := b.findLocked(id)
-	if m == nil {
-		return nil, done, refuse("refused", "peer %q is not on this board", id)
-	}
-	if !m.attached {
-		b.enterLocked(m)
-	}
-	i := m.holds(claim.Name)
-	if i < 0 && len(m.claims) >= claimLimit {
-		return nil, done, refuse("invalid_input", "claim: you hold %d claims, the most a peer may; announce under one of their names to replace it", claimLimit)
-	}
-	if i >= 0 {
-		before = m.claims[i].Scope
-	}
-	if b.claimedLocked(m, claim) {
-		return nil, done, refuse("refused", "scope: the claims of this checkout have %d KiB, the most that they may: claim directories instead of files", claimsLimit>>10)
-	}
-	now := time.Now()
-	claim.At = stamp(now)
-	b.moves++
-	m.claims, m.made = slices.Clone(m.claims), slices.Clone(m.made)
-	m.dropClaim(claim.Name)
-	m.claims, m.made = append(m.claims, claim), append(m.made, b.moves)
-	m.sortClaims()
-	done = announced{peer: m.wire(now), claim: claim, others: make([]peer, 0, len(b.members))}
-	for _, other := range b.members {
-		if other != m && len(other.claims) > 0 {
-			done.others = append(done.others, other.wire(now))
-		}
-	}
-	return before, done, nil
-}
-
-// claimedLocked says that there is no room for one more claim of a peer. Half of it is not for strangers.
-func (b *board) claimedLocked(m *boardEntry, claim announcement) bool {
-	size, strangers := claim.size(), claim.size()
-	for _, other := range b.members {
-		for i := range other.claims {
-			if other == m && other.claims[i].Name == claim.Name {
-				continue
-			}
-			n := other.claims[i].size()
-			if size += n; other.unverified {
-				strangers += n
-			}
-		}
-	}
-	return size > claimsLimit || m.unverified && strangers > claimsLimit/2
-}
-
 // peers lists the board in the order of attaching.
 func (b *board) peers() []peer {
 	now := time.Now()
@@ -477,21 +401,6 @@ func (b *board) inherit(id peerID, name string, from peerID) (newName string, cl
 	return name, claims
 }
 
-// moveClaimsLocked moves the claims of a peer that has left to another, where that has none of the name.
-func (b *board) moveClaimsLocked(to, from *boardEntry) []announcement {
-	var moved []announcement
-	to.claims, to.made = slices.Clone(to.claims), slices.Clone(to.made)
-	for i, c := range from.claims {
-		if to.holds(c.Name) < 0 && len(to.claims) < claimLimit {
-			to.claims, to.made = append(to.claims, c), append(to.made, from.made[i])
-			moved = append(moved, c)
-		}
-	}
-	to.sortClaims()
-	from.claims, from.made = nil, nil
-	return moved
-}
-
 // enterLocked makes an entry one of the attached: it takes the name it had, else the one it wants, else that with the
 // next free number.
 func (b *board) enterLocked(m *boardEntry) {
@@ -555,27 +464,6 @@ func (m *boardEntry) wire(now time.Time) peer {
 		p.Announcement = &m.claims[slices.Index(m.made, slices.Max(m.made))]
 	}
 	return p
-}
-
-// holds is the index of the claim of that name, -1 when there is none.
-func (m *boardEntry) holds(name string) int {
-	return slices.IndexFunc(m.claims, func(c announcement) bool { return c.Name == name })
-}
-
-func (m *boardEntry) dropClaim(name string) {
-	if i := m.holds(name); i >= 0 {
-		m.claims, m.made = slices.Delete(m.claims, i, i+1), slices.Delete(m.made, i, i+1)
-	}
-}
-
-// sortClaims orders claims by name, which puts the unnamed one first.
-func (m *boardEntry) sortClaims() {
-	for i := 1; i < len(m.claims); i++ { // by insertion, since two slices move together
-		for j := i; j > 0 && m.claims[j].Name < m.claims[j-1].Name; j-- {
-			m.claims[j], m.claims[j-1] = m.claims[j-1], m.claims[j]
-			m.made[j], m.made[j-1] = m.made[j-1], m.made[j]
-		}
-	}
 }
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

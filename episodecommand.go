@@ -78,6 +78,30 @@ func (s *server) startLocked(e *episodeEntry, what, reason string) {
 	})
 }
 
+// awaitEpisode waits for a command. When the server is ending or its own client has left it waits for half the time there is, so
+// that closing the episodes gets the other half.
+func (s *server) awaitEpisode(caller *session, run *episodeRun) {
+	if run == nil {
+		return // it was carried here, and no command has run since
+	}
+	var left <-chan struct{}
+	if s.own != nil && caller.peer == s.ownPeer {
+		left = s.own.ended
+	}
+	select {
+	case <-run.done:
+		return
+	case <-s.ending:
+	case <-left:
+	}
+	waitAtMost(run.done, endingTime/2)
+	if !isClosed(run.done) {
+		s.episodes.mu.Lock()
+		s.episodes.late = time.Now()
+		s.episodes.mu.Unlock()
+	}
+}
+
 // runEpisodeCommand runs the command to its end and returns what it said, which is never empty. The error says that it did
 // not succeed; the words say how.
 func (s *server) runEpisodeCommand(ctx context.Context, what string, message []byte) (string, error) {

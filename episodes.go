@@ -434,30 +434,6 @@ func (s *server) leaveEpisode(left boardEntry) {
 	}
 }
 
-// awaitEpisode waits for a command. When the server is ending or its own client has left it waits for half the time there is, so
-// that closing the episodes gets the other half.
-func (s *server) awaitEpisode(caller *session, run *episodeRun) {
-	if run == nil {
-		return // it was carried here, and no command has run since
-	}
-	var left <-chan struct{}
-	if s.own != nil && caller.peer == s.ownPeer {
-		left = s.own.ended
-	}
-	select {
-	case <-run.done:
-		return
-	case <-s.ending:
-	case <-left:
-	}
-	waitAtMost(run.done, endingTime/2)
-	if !isClosed(run.done) {
-		s.episodes.mu.Lock()
-		s.episodes.late = time.Now()
-		s.episodes.mu.Unlock()
-	}
-}
-
 // closeEpisodes closes every episode of a server that nobody follows, all at once and within the time that is left. One
 // that hands its bridges on closes nothing: the work goes on elsewhere.
 func (s *server) closeEpisodes(ctx context.Context) {
