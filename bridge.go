@@ -164,10 +164,13 @@ func (p *process) attachFailed(ctx context.Context, err error) *ballot {
 	if p.attachFailing.IsZero() {
 		p.attachFailing = time.Now()
 	}
+	if errors.As(err, new(retiredError)) {
+		return p.alone(ctx, err)
+	}
 	refusal := (*attachRefusal)(nil)
 	if errors.As(err, &refusal) && refusal.final || time.Since(p.attachFailing) > p.set.timing.join {
 		p.attachFailing = time.Time{}
-		return p.alone(ctx, &aloneError{doing: "attaching to this checkout's server", err: err, retry: refusal == nil || refusal.code != "retired"})
+		return p.alone(ctx, &aloneError{doing: "attaching to this checkout's server", err: err, retry: true})
 	}
 	t := time.NewTimer(25 * time.Millisecond) // a server that is ending needs a moment to hand on
 	defer t.Stop()
@@ -207,8 +210,11 @@ func (b *bridge) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if code := r.code(); r.status != http.StatusOK {
-		return &attachRefusal{code, clip(r.message(), 200), code == "retired" || code == "busy" || code == "unauthorized"}
+	switch code := r.code(); {
+	case code == "retired":
+		return retiredError(r.retired())
+	case r.status != http.StatusOK:
+		return &attachRefusal{code, clip(r.message(), 200), code == "busy" || code == "unauthorized"}
 	}
 	var result attachResult
 	if err := json.Unmarshal(member(r.body, "result"), &result); err != nil || !validIdentity(result.Session) {
