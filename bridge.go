@@ -3,26 +3,22 @@ package main
 // A bridge: one client's session when another process is the server.
 //
 // Rules kept here:
-//   - each of the client's messages is one POST, sent in the order read, the
-//     next after the previous is answered; calls that may wait have a
-//     connection of their own and hold up nobody;
+//   - each of the client's messages is one POST, sent in the order read, the next after the previous is answered; calls that
+//     may wait have a connection of their own and hold up nobody;
 //   - the client gets the bytes that the server sent;
-//   - a connection says who it is before it is trusted: every one opens with
-//     a challenge (dialServer), so that no frame, session id or token reaches
-//     a stranger who found the port free. Attach and ping ask also whether it
-//     holds the lease (dialHolder); to a message such a server says so itself;
-//   - it is always known how far a message came. Not connected: anything is
-//     sent again. Connected but not answered: only what is safe to repeat
-//     (frame.repeatable: queries, idempotent commands, whatever is no call of
-//     a tool), otherwise the client is told "outcome unknown";
-//   - the server's end is noticed also when the client is silent
-//     (heartbeat.go), by a request that is held open, the watch. It breaks
-//     off: the server is dead. It is answered "ending": the server goes. It is
-//     overdue, after 20.5 s: a ping, and again every 20 s; one that is not
-//     answered within 2 s: the server hangs;
-//   - what peers wrote comes in the answers to calls, as numbered parcels
-//     (parcel.go). It counts as read once the server has been told the number:
-//     with the next message, or by a ping when the client sends none.
+//   - a connection says who it is before it is trusted: every one opens with a challenge (dialServer), so that no frame, session
+//     id or token reaches a stranger who found the port free. Attach and ping ask also whether it holds the lease (dialHolder);
+//     to a message such a server says so itself;
+//   - it is always known how far a message came. Not connected: anything is sent again. Connected but not answered: only what is
+//     safe to repeat (frame.repeatable: queries, idempotent commands, whatever is no call of a tool), otherwise the client is
+//     told "outcome unknown";
+//   - the server's end is noticed also when the client is silent (heartbeat.go), by a request that is held open, the watch. It
+//     breaks off: the server is dead, or our session there has expired. It is answered "ending": the server goes. It is overdue,
+//     after 20.5 s: a ping, and again every 20 s; one that is not answered within 2 s: the server hangs;
+//   - what peers wrote comes in the answers to calls, as numbered parcels (parcel.go). It counts as read once the server has been
+//     told the number: with the next message, or by a ping when the client sends none;
+//   - the client has left when it is done: its input has ended (client.ended) and all that it sent has been answered, or nobody
+//     reads the answers.
 
 import (
 	"bytes"
@@ -40,8 +36,8 @@ import (
 // messageTime bounds each message, on top of the wait it asks for itself.
 const messageTime = 60 * time.Second
 
-// confirmTime is how long the server is left untold that a parcel has arrived
-// when the client says nothing by which to tell it.
+// confirmTime is how long the server is left untold that a parcel has arrived when the client says nothing by which to tell
+// it.
 const confirmTime = 250 * time.Millisecond
 
 // bridge is a session at another process's server.
@@ -123,7 +119,7 @@ func (b *bridge) leave(ctx context.Context, relayed <-chan struct{}, cut context
 		b.end(nil)
 		return nil
 	case b.isLost() && b.how.retired != "":
-		cut(errServerGone)
+		cut(errMovingOn)
 		<-relayed
 		return p.alone(ctx, retiredError(b.how.retired))
 	case b.isLost() && b.how.goodbye:
@@ -148,7 +144,7 @@ func (b *bridge) moveOn(ctx context.Context, relayed <-chan struct{}, cut contex
 	case <-next.done:
 	}
 	if same := next.err == nil && next.out.conn != nil && next.out.doc.Token == b.doc.Token; !same {
-		cut(errServerGone)
+		cut(errMovingOn)
 	}
 	<-relayed // of the same server, what is open is bounded by its own deadline
 	return next
@@ -156,7 +152,7 @@ func (b *bridge) moveOn(ctx context.Context, relayed <-chan struct{}, cut contex
 
 func (b *bridge) isLost() bool { return isClosed(b.lost) }
 
-var errServerGone = errors.New("another process is the server now")
+var errMovingOn = errors.New("the bridge moves on to another server")
 
 // attachFailed decides what follows an attach that did not succeed: another
 // election for as long as one may take, then this client is served alone.
@@ -197,7 +193,7 @@ func (b *bridge) attach(ctx context.Context) error {
 	defer cancel()
 	a := b.p.client.attachment("http")
 	params := mustJSON(attachParams{Identity: a.Identity, Process: ownProcess(), Address: a.Address, Carried: a.Carried, Again: b.p.client.wasAt(b.doc.Token)})
-	if !b.main.open(b.p.set.timing.read) {
+	if !b.main.stillOpen(b.p.set.timing.read) {
 		c, _, err := dialHolder(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
 			return err
@@ -224,11 +220,11 @@ func (b *bridge) attach(ctx context.Context) error {
 	b.session = result.Session
 	b.headers = "Mcp-Session-Id: " + b.session + "\r\n"
 	b.p.client.named(result.Name)
-	b.p.client.settle(b.doc.Token, result.Episode)
+	b.p.client.settle(b.doc.Token, result.Episode) // from here on it is this server's; see attachParams.Again
 	return nil
 }
 
-// bearer is the header that only goes to a server that has given the proof.
+// bearer is the header that only goes to a server that has given the proof, and only with attach, watch and ping.
 func (b *bridge) bearer() string { return "Authorization: Bearer " + b.doc.Token + "\r\n" }
 
 // confirm is the header that tells the server which parcels have arrived.
@@ -249,21 +245,19 @@ func (b *bridge) confirmOn(ctx context.Context, c *conn) {
 	}
 }
 
-// endWaits has the server answer what waits, since the client has nothing more
-// to say. Ending the session would do so too, but not for a call that is still
-// on its way there: it would find no session, and be made again at the next.
+// endWaits has the server answer what waits, since the client has nothing more to say. Ending the session would do so too,
+// but not for a call that is still on its way there: it would find no session, and be made again at the next.
 func (b *bridge) endWaits(ctx context.Context) bool { return b.ping(ctx, `{"input":"ended"}`) }
 
-// relay passes the client's frames on until the client leaves, the server is
-// lost or ctx is done, and then waits for the exchanges that are open. Those
-// of calls that wait are given back when the server is lost: they can be
-// repeated, and must not keep the others from moving on.
+// relay passes the client's frames on until the client leaves, the server is lost or ctx is done, and then waits for the
+// exchanges that are open. Those of calls that wait are given back when the server is lost: they can be repeated, and must
+// not keep the others from moving on.
 func (b *bridge) relay(ctx, exchanges context.Context) {
 	b.main.live(exchanges)
 	defer func() { b.main.close() }()
 	var waits sync.WaitGroup
 	var waiting waitingCalls
-	waitCtx, cut := context.WithCancelCause(exchanges)
+	waitCtx, cutWaits := context.WithCancelCause(exchanges)
 	for {
 		f, ok := b.p.client.next(ctx, b.lost)
 		if !ok {
@@ -292,12 +286,12 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 	left := ctx.Err() == nil && !b.isLost() && b.p.client.done() // by itself: the client has said all that it had to
 	switch {
 	case b.isLost():
-		cut(errServerGone)
+		cutWaits(errMovingOn)
 	case (ctx.Err() != nil || left) && waiting.open() && !b.endWaits(exchanges):
-		cut(errServerGone)
+		cutWaits(errMovingOn)
 	}
 	waits.Wait()
-	cut(nil)
+	cutWaits(nil)
 	if left && !b.isLost() && b.p.client.done() { // else what waited was given back, for the next server
 		b.ignoreLoss()
 		b.end(b.main)
@@ -313,13 +307,13 @@ func (b *bridge) ignoreLoss() { b.lostOnce.Do(func() {}) }
 func (b *bridge) end(c *conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
-	if c == nil || !c.open(b.p.set.timing.read) {
-		fresh, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+	if c == nil || !c.stillOpen(b.p.set.timing.read) {
+		dialled, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
 		if err != nil {
 			return
 		}
-		defer fresh.close()
-		c = fresh
+		defer dialled.close()
+		c = dialled
 	}
 	arrived, header := b.confirm()
 	if r, err := c.exchange(ctx, "DELETE", "/mcp", b.headers+header, nil, maxAnswer); err == nil && r.status == http.StatusNoContent {
@@ -336,9 +330,9 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 	}
 	until := time.Now().Add(messageTime + f.wait())
 	if f.runsEpisodeCommand() {
-		var cut context.CancelCauseFunc
-		ctx, cut = context.WithCancelCause(ctx)
-		defer b.cutAfterInput(cut)()
+		var cutCall context.CancelCauseFunc
+		ctx, cutCall = context.WithCancelCause(ctx)
+		defer b.cutAfterInput(cutCall)()
 	}
 	for {
 		sent, r, err := b.send(ctx, c, f, until)
@@ -356,11 +350,11 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 		case code == "session_not_found", code == "lease_lost":
 			// Not executed, or it may be again and was not acknowledged (server.invoke). A server that has lost its lease waits
 			// for the session to be ended; to end one that is not there does no harm.
-			b.p.client.unread(f)
+			b.p.client.giveBack(f)
 			b.lose(loss{goodbye: true})
 			return false
 		case code == "retired":
-			b.p.client.unread(f)
+			b.p.client.giveBack(f)
 			b.lose(loss{retired: r.retired()})
 			return false
 		case code == "busy" && b.pause(ctx, r, until):
@@ -388,36 +382,35 @@ func (b *bridge) unanswered(ctx context.Context, f frame, until time.Time, sent 
 	case sent && !f.repeatable():
 		b.fail(f, "the server was lost while the call ran")
 	default:
-		b.p.client.unread(f)
+		b.p.client.giveBack(f)
 	}
 	b.lose(loss{})
 	return false
 }
 
-// send posts the frame, on a connection that is good for it. Its limit is the
-// connection's: a context for each message would cost a tenth of the bridge's
-// time. So that a call that must not be repeated is not sent in vain, the
-// system is asked before whether the connection is still there; that is a
-// fortieth of a call, and what may be repeated is sent again instead.
+// send posts the frame, on a connection that is good for it. Its limit is the connection's: a context for each message would
+// cost a tenth of the bridge's time. So that a call that must not be repeated is not sent in vain, the system is asked
+// before whether the connection is still there; that is a fortieth of a call, and what may be repeated is sent again
+// instead.
 func (b *bridge) send(ctx context.Context, c **conn, f frame, until time.Time) (sent bool, r reply, err error) {
-	good := (*conn).open
+	good := (*conn).stillOpen
 	if f.repeatable() {
-		good = (*conn).fresh
+		good = (*conn).notIdle
 	}
 	for {
 		used := *c != nil && good(*c, b.p.set.timing.read)
 		if !used {
-			fresh, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
+			dialled, _, err := dialServer(ctx, b.doc, b.p.set.timing.probe)
 			if err != nil {
 				return false, reply{}, err
 			}
 			if old := *c; old != nil {
 				if old.life != nil {
-					fresh.live(old.life)
+					dialled.live(old.life)
 				}
 				old.close()
 			}
-			*c = fresh
+			*c = dialled
 		}
 		(*c).deadline(until)
 		arrived, header := b.confirm()
@@ -446,9 +439,8 @@ func (b *bridge) cutAfterInput(cut context.CancelCauseFunc) func() {
 	return func() { close(done) }
 }
 
-// give hands the server's answer to the client, byte for byte. What is no
-// answer of ours must not get into the protocol. It reports whether the answer
-// is out.
+// give hands the server's answer to the client, byte for byte. What is no answer of ours must not get into the protocol. It
+// reports whether the answer is out.
 func (b *bridge) give(f frame, r reply) bool {
 	if !r.json || len(r.body) == 0 || r.body[0] != '{' && r.body[0] != '[' || bytes.IndexByte(r.body, '\n') >= 0 {
 		b.fail(f, "the server's answer makes no sense")

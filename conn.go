@@ -73,7 +73,7 @@ func newConn(nc net.Conn, host string) *conn {
 	return &conn{nc: nc, w: rw, br: bufio.NewReader(rw), host: host}
 }
 
-// dialHolder is dialServer for a server that must still hold its lease: the connection is nil unless the result is probeOurs.
+// dialHolder is dialServer for a server that must still hold its lease: the connection is nil unless the result is probeProven.
 func dialHolder(ctx context.Context, doc leaseDocument, timeout time.Duration) (*conn, probeResult, error) {
 	c, result, err := dialServer(ctx, doc, timeout)
 	if err == nil && !c.holds {
@@ -114,7 +114,7 @@ func dialServer(ctx context.Context, doc leaseDocument, timeout time.Duration) (
 		err = fmt.Errorf("%s does not know this lease", host)
 	default:
 		c.holds = home.Leaseholder
-		return c, probeOurs, nil
+		return c, probeProven, nil
 	}
 	c.close()
 	return nil, probeForeign, err
@@ -156,16 +156,16 @@ func (c *conn) live(ctx context.Context) {
 	c.life, c.ends = ctx, context.AfterFunc(ctx, c.cut)
 }
 
-// fresh reports whether a message may be sent on the connection: one that has
+// notIdle reports whether a message may be sent on the connection: one that has
 // been idle for long would lose it.
-func (c *conn) fresh(readDeadline time.Duration) bool {
+func (c *conn) notIdle(readDeadline time.Duration) bool {
 	return !c.dead && time.Since(c.used) < readDeadline/2
 }
 
-// open is fresh, and asks the system whether the other side has ended the
+// stillOpen is notIdle, and asks the system whether the other side has ended the
 // connection already.
-func (c *conn) open(readDeadline time.Duration) bool {
-	return c.fresh(readDeadline) && !endPending(c.nc)
+func (c *conn) stillOpen(readDeadline time.Duration) bool {
+	return c.notIdle(readDeadline) && !endPending(c.nc)
 }
 
 // get asks for a path.

@@ -32,7 +32,7 @@ type probeResult int
 
 const (
 	probeNone        probeResult = iota // nobody was asked
-	probeOurs                           // answers for the lease's checkout, with the proof, and holds it
+	probeProven                         // answers for the lease's checkout, with the proof, and holds it
 	probeForeign                        // another's: answers without the proof, or has lost the lease
 	probeUnreachable                    // refused, or no route
 	probeTimeout                        // silent
@@ -44,7 +44,7 @@ const (
 const foreignGrace = 500 * time.Millisecond
 
 var (
-	errInputEnded = errors.New("the client's input ended during a contested election")
+	errInputEnded = errors.New("the client's input has ended")
 	errLookAgain  = errors.New("look again") // never leaves elect
 	errNoLinks    = errors.New("hard links are not supported here")
 )
@@ -92,9 +92,9 @@ func judge(s sight) (v verdict, takeOver bool, why string) {
 
 	case s.outdatedFile():
 		return verdictSuperseded, true, fmt.Sprintf("process %d runs an older file of %q", doc.PID, doc.Executable.Path)
-	case s.probe == probeOurs && !s.outdatedSelf() && olderRelease(doc.Version, s.version):
+	case s.probe == probeProven && !s.outdatedSelf() && olderRelease(doc.Version, s.version):
 		return verdictSuperseded, true, fmt.Sprintf("process %d runs release %s, this is %s", doc.PID, doc.Version, s.version)
-	case s.probe == probeOurs:
+	case s.probe == probeProven:
 		return verdictAttach, false, "its server answers"
 	case doc.URL == nil && s.age < s.timing.bindGrace:
 		return verdictWait, false, fmt.Sprintf("process %d holds it and has not published yet", doc.PID)
@@ -134,7 +134,7 @@ type elector struct {
 	exe     *executable // noted when the process started
 	timing  timings
 	log     *slog.Logger
-	// probe asks the server that doc names to prove itself, within the context's deadline. A *conn comes with probeOurs
+	// probe asks the server that doc names to prove itself, within the context's deadline. A *conn comes with probeProven
 	// only, and must outlive the context. The error says in one line why the result is another.
 	probe func(ctx context.Context, doc leaseDocument) (*conn, probeResult, error)
 	ended <-chan struct{} // closed when the client's input has ended

@@ -75,7 +75,7 @@ func TestJudge(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			s := sight{reading: document, sameRoot: true, probe: probeOurs, mine: &file, disk: &file, version: "1.2.3", timing: testTimings}
+			s := sight{reading: document, sameRoot: true, probe: probeProven, mine: &file, disk: &file, version: "1.2.3", timing: testTimings}
 			s.reading.held, s.reading.doc.URL = true, &url
 			test.change(&s)
 			got, takeOver, why := judge(s)
@@ -158,7 +158,7 @@ func TestTakeOver(t *testing.T) {
 			test.plant(t, root)
 			e := testElector(t, root)
 			e.version = "1.0.0"
-			e.probe = func(context.Context, leaseDocument) (*conn, probeResult, error) { return nil, probeOurs, nil }
+			e.probe = func(context.Context, leaseDocument) (*conn, probeResult, error) { return nil, probeProven, nil }
 			l := win(t, e)
 			must(t, l.publish(testURL))
 			wantWarnings(t, e, "took over .ai/local/state/mcp/server.json: "+test.warn)
@@ -390,7 +390,7 @@ func TestServerThatWakesUp(t *testing.T) {
 		asked := 0
 		e.probe = func(ctx context.Context, _ leaseDocument) (*conn, probeResult, error) {
 			if asked++; asked == 4 {
-				return new(conn), probeOurs, nil
+				return new(conn), probeProven, nil
 			}
 			<-ctx.Done()
 			return nil, probeTimeout, ctx.Err()

@@ -48,8 +48,8 @@ func (f frame) waits() bool {
 	return f.tool != "" && c != nil && c.mayWait && f.id != nil
 }
 
-// runsCommand reports whether the frame is a call that the repository's episode
-// command can hold up.
+// runsEpisodeCommand reports whether the frame is a call that the repository's
+// episode command can hold up.
 func (f frame) runsEpisodeCommand() bool {
 	return f.tool == "majordomus_session_attach" || f.tool == "majordomus_session_detach"
 }

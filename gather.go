@@ -234,7 +234,7 @@ func (s *server) lookHere(own []peer) found {
 	e := evidence{version: s.set.version, bindGrace: s.set.timing.bindGrace}
 	if s.lease != nil {
 		e.reading = reading{state: readingDocument, held: true, doc: s.lease.document()}
-		e.probe = probeOurs // we are here
+		e.probe = probeProven // we are here
 	} else {
 		e.reading = readLease(leasePath(f.root))
 	}
@@ -344,7 +344,7 @@ func (s *server) ask(ctx context.Context, c listed, r reading, size *atomic.Int6
 		return f
 	}
 	server, probe, err := dialHolder(ctx, r.doc, s.set.timing.probe)
-	if e.probe = probe; probe != probeOurs {
+	if e.probe = probe; probe != probeProven {
 		e.detail = fmt.Sprint(err)
 		f.judge(e)
 		return f

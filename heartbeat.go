@@ -31,8 +31,8 @@ var testHookBeforeWatch func() // the session is there, nobody watches yet
 
 // watch holds a request open, one after the other. The server answers "here"
 // every ping interval, which keeps the session, and "episode" when the client
-// has lost that: the bridge asks on. Any other answer is a goodbye, and a broken
-// connection means that the server is gone, or this session at it (a bridge that
+// has lost that: the bridge asks on. Any other result is a goodbye. A refusal,
+// or a broken connection, means that the server is gone, or this session at it (a bridge that
 // was stopped for long finds it expired, and attaches anew). A server that has
 // handed its lease on says goodbye at once, and still finishes what it began.
 func (b *bridge) watch(ctx context.Context) {

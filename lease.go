@@ -4,36 +4,38 @@ package main
 // bears that name is the checkout's server. This file reads, holds and loses it; election.go decides by it who is to serve.
 //
 // Everything rests on one step: a file is written in full and its inode flocked under a name nobody looks at, and only then
-// gets the lease's name, at once, by link(2) (which fails when the name is taken) or by rename(2) (under server.lock beside it, see underNameLock, after
-// looking again that the name still leads to what was judged). So nobody ever sees a lease of ours that is half written or not
-// yet held, its bytes never change, and the kernel lets go of it however its holder dies. No pid proves anything.
+// gets the lease's name, at once, by link(2) (which fails when the name is taken) or by rename(2) (under server.lock beside it,
+// see underNameLock, after looking again that the name still leads to what was judged). So nobody ever sees a lease of ours that
+// is half written or not yet held; its bytes never change; the kernel lets go of it however its holder dies; no pid is asked.
 //
 // The lock says only that a holder lives; the name says who is the server. A server that was stopped for so long that it was
 // taken over still locks its old file, which has lost the name. So the server asks (lease.check) before every command and
-// again before it answers (server.invoke), and looks by itself when nobody calls (server.lookAtLease): the one that was stopped
-// finds another file under the name, executes nothing more and becomes a bridge. A command that it was in the middle of runs on, to
-// no effect: the journal that it appends to has lost its name too (journal.go), and the look afterwards acknowledges nothing.
+// again before it answers one that cannot wait (server.invoke), and looks by itself when nobody calls (server.lookAtLease): the
+// one that was stopped finds another file under the name, executes nothing more and becomes a bridge. A command that it was in
+// the middle of runs on, but what it writes is nobody's: the journal has lost its name too (journal.go), and the look afterwards
+// acknowledges nothing. Only a process that it starts or ends just then is started or ended.
 //
 // What an election makes of what it finds, the first row that fits (judge in election.go):
 //
-//	reading              probe               verdict     action
-//	absent               -                   create      link; who succeeds is the server
-//	not to be seen, dir  -                   stale       cannot be replaced: serve alone
-//	empty, corrupt       -                   stale       take over, however young: we write neither
-//	document, not held   -                   stale       take over
-//	held, another root   -                   foreign     leave it, serve alone
-//	held                 refused, another's  wait        for foreignGrace: its process may be dying this instant
-//	held                 the same, longer    foreign     leave it, serve alone: a sandbox may hide the port
-//	held, older file     ours, silent, none  superseded  take over, although it may answer
-//	held, older release  ours                superseded  take over
-//	held                 ours                attach      bridge to it
-//	held, no url         none                wait        for bind grace, 15 s
-//	held, no url         none, longer        abandoned   take over
-//	held                 silent              busy        look again; after busy grace, 10 s, take over
+//	reading              probe                 verdict     action
+//	absent               -                     create      link; who succeeds is the server
+//	empty, corrupt       -                     stale       take over, however young: we write neither; serve alone where
+//	                                                       the name is a directory's or not to be seen: cannot be replaced
+//	document, not held   -                     stale       take over
+//	held, another root   -                     foreign     leave it, serve alone
+//	held                 refused, another's    wait        for 0.5 s (foreignGrace): it may be dying this instant
+//	held                 the same, longer      foreign     leave it, serve alone: a sandbox may hide the port
+//	held, file replaced  proven, silent, none  superseded  take over, although it may answer
+//	held, older release  proven                superseded  take over
+//	held                 proven                attach      bridge to it
+//	held, no url         none                  wait        for bind grace, 15 s
+//	held, no url         none, longer          abandoned   take over
+//	held                 silent                busy        look again; after busy grace, 10 s, take over
 //
-// A probe is a challenge that only who has read the lease can answer. "Ours" has answered it and holds the lease; "another's" has
-// answered without the proof, or has lost the lease; "refused": nobody listens there; "silent": no answer within 2 s (probe);
-// "none": there is no url to ask. Superseded asks also that our own program file is still the one we were started from.
+// A probe is a challenge that only who has read the lease can answer. "Proven" has answered it and holds the lease; "another's"
+// has answered without the proof, or has lost the lease; "refused": nobody listens there; "silent": no answer within 2 s
+// (probe); "none": there is no url to ask. "File replaced": at the path of our own program file, the holder was started from
+// another one. Superseded asks also that ours is still the one that we were started from.
 //
 // What the system does not promise: whoever deletes the directory by hand takes part in no lock. We notice by lease.check.
 
@@ -206,8 +208,8 @@ func parseLease(data []byte) reading {
 	return reading{state: readingDocument, doc: doc}
 }
 
-// placeLease writes the document into a new file, locks it, and gives it the lease's name by place, which is os.Link or
-// os.Rename. The descriptor it returns holds the lease until it is closed. No other name is left behind, except by a kill.
+// placeLease writes the document into a new file, locks it, and gives it the lease's name by place, which is a link or a
+// rename. The descriptor it returns holds the lease until it is closed. No other name is left behind, except by a kill.
 func placeLease(dir string, doc leaseDocument, place func(from, to string) error) (*os.File, os.FileInfo, error) {
 	data, err := json.Marshal(doc)
 	if err != nil {
@@ -377,8 +379,8 @@ func (l *lease) restore() {
 	})
 }
 
-// oursLocked looks where the name leads: true to our file, false to nothing we can see, an error to another's.
-// Whose it is does not matter: a copy without a holder is not ours either, and the election will sort it out.
+// oursLocked looks where the name leads: true to our file, false to nothing we can see, an error to another's (a copy without
+// a holder is no more ours than a rival's, and the election will sort it out) or to nothing when another may have had it.
 func (l *lease) oursLocked() (bool, error) {
 	if l.lost != nil {
 		return false, l.lost
@@ -398,8 +400,7 @@ func (l *lease) oursLocked() (bool, error) {
 	return false, l.loseLocked("another file has taken its place")
 }
 
-// limitSleep says for how long this process may not run before another takes it for dead. From then on noteRunning must be
-// called more often than that.
+// limitSleep says after how long without running this process is taken for dead. noteRunning must be called more often.
 func (l *lease) limitSleep(limit time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -419,8 +420,7 @@ func (l *lease) noteRunning() bool {
 	return true
 }
 
-// askWhenGone gives the lease a second witness (the journal): when its file is gone, whether another server has been at work
-// here meanwhile.
+// askWhenGone gives the lease a second witness, the journal: when its file is gone, whether another server was at work here.
 func (l *lease) askWhenGone(overtaken func() bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -434,7 +434,7 @@ func testElector(t *testing.T, root string) *elector {
 	return &elector{
 		root: root, version: "(devel)", timing: testTimings,
 		log:   slog.New(&bufferHandler{slog.NewTextHandler(buffer, nil), buffer}),
-		probe: func(context.Context, leaseDocument) (*conn, probeResult, error) { return new(conn), probeOurs, nil },
+		probe: func(context.Context, leaseDocument) (*conn, probeResult, error) { return new(conn), probeProven, nil },
 	}
 }
 

@@ -89,7 +89,7 @@ func (s *server) dialCheckout(ctx context.Context, root string) (l *link, reused
 	delete(m.links, root)
 	m.mu.Unlock()
 	if l != nil {
-		if l.conn.open(s.set.timing.read) {
+		if l.conn.stillOpen(s.set.timing.read) {
 			return l, true, nil
 		}
 		l.conn.close()

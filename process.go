@@ -1,12 +1,16 @@
 package main
 
 // One process and its life: elect, take the role that the election gives (serve, follow or alone), and again when that is
-// over, until a signal came or the client has left (a server stays for the others that it serves). A role is a function: it takes frames from the client (stdio.go) and
-// returns the election that decides on the next one. The client initializes only once and notices none of it.
+// over, until a signal came or the client has left (a server stays for the others that it serves). A role is a function: it
+// takes frames from the client (stdio.go) and returns the election that decides on the next one. The client initializes only
+// once and notices none of it.
 //
 //	serve   server.go  it holds the lease: serves its own client, the bridges and whoever speaks HTTP
 //	follow  bridge.go  another process holds the lease: passes its client's messages on to that one
 //	alone   below      no server can be shared: serves its client only, and tries again where that may help
+//
+// However a server ends, it does so in one order (server.end): it releases the lease, so that somebody else may serve; answers
+// the watches, so that the bridges elect; finishes what runs; closes the port.
 
 import (
 	"bytes"
@@ -114,7 +118,7 @@ func (p *process) run(ctx context.Context) {
 	}
 }
 
-// start begins the first election, or says why there is none.
+// start begins the first election. Where there can be none, it serves the client alone until that has left.
 func (p *process) start(ctx context.Context) *ballot {
 	if p.elector != nil {
 		return p.elect(ctx)
@@ -130,11 +134,11 @@ const endingTime = 4 * time.Second
 // process answers by itself, without saying who is here.
 const firstAnswer = time.Second
 
-// maxHeld is how many calls are taken in while an election goes on.
-const maxHeld = 64
+// maxKept is how many calls and batches are taken in while an election goes on.
+const maxKept = 64
 
-// wait answers the client until the election has ended; only calls of tools
-// wait for it.
+// wait answers the client until the election has ended, once it has waited for
+// firstAnswer. From then on only calls of tools and batches wait for it.
 func (p *process) wait(ctx context.Context, b *ballot) {
 	// Most elections are settled at once, and then every answer comes in order
 	// from whoever serves.
@@ -146,10 +150,10 @@ func (p *process) wait(ctx context.Context, b *ballot) {
 	case <-patience.C:
 	case <-ctx.Done():
 	}
-	var room *server
-	var held []frame
+	var stopgap *server
+	var kept []frame
 	size := 0
-	defer func() { p.client.unread(held...) }()
+	defer func() { p.client.giveBack(kept...) }()
 	for {
 		f, ok := p.client.next(ctx, b.done)
 		switch {
@@ -157,29 +161,29 @@ func (p *process) wait(ctx context.Context, b *ballot) {
 			<-b.done // at the end of input it ends by itself: see elector.ended
 			return
 		case f.tool != "", bytes.HasPrefix(f.raw, []byte("[")) && batches(p.client.negotiated()):
-			held = append(held, f)
-			if size += len(f.raw); len(held) < maxHeld && size < maxMessage {
+			kept = append(kept, f)
+			if size += len(f.raw); len(kept) < maxKept && size < maxMessage {
 				continue
 			}
 			<-b.done // what else it sends stays with the client
 			return
 		case f.method == "notifications/cancelled":
 			id := member(f.params, "requestId")
-			held = without(held, id)
+			kept = without(kept, id)
 		}
-		if room == nil {
-			room = newServer(p.set, p.checkout, p.log, nil)
-			room.why = "it is not settled yet which process serves this checkout"
+		if stopgap == nil {
+			stopgap = newServer(p.set, p.checkout, p.log, nil)
+			stopgap.why = "it is not settled yet which process serves this checkout"
 		}
 		n := &session{version: p.client.negotiated(), trusted: true}
-		room.attendFrame(ctx, p.client, n, f)
+		stopgap.attendFrame(ctx, p.client, n, f)
 	}
 }
 
 // without removes the call that its client cancelled.
-func without(held []frame, id json.RawMessage) []frame {
+func without(kept []frame, id json.RawMessage) []frame {
 	var rest []frame
-	for _, f := range held {
+	for _, f := range kept {
 		if id == nil || !bytes.Equal(f.id, id) {
 			rest = append(rest, f)
 		}

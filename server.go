@@ -255,18 +255,17 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 	})
 	err = l.publish(s.url)
 	if err != nil {
-		// Overtaken while binding: whoever has the lease is the server now.
 		s.close()
 		s.stopEpisodes()
 		hs.Close()
 		<-served
 		s.closeMesh()
 		l.release()
-		opened.Wait() // last: others need not wait for a client that does not read
-		if errors.Is(err, errLeaseLost) {
+		opened.Wait()                     // last: others need not wait for a client that does not read
+		if errors.Is(err, errLeaseLost) { // overtaken while binding
 			return p.elect(ctx)
 		}
-		return p.alone(ctx, &aloneError{doing: "serving this checkout", err: err, retry: true})
+		return p.alone(ctx, err)
 	}
 	s.logServing()
 	p.background.Go(s.indexDocuments)     // ends with the index, or with s.calls
@@ -400,7 +399,7 @@ func (s *server) attendFrame(ctx context.Context, c *client, n *session, f frame
 		s.mesh.unanswered(x)
 	}
 	if err != nil {
-		c.unread(f)
+		c.giveBack(f)
 		return
 	}
 	if answer != nil {

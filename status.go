@@ -140,13 +140,13 @@ func standing(e evidence) (word, why string) {
 		return standingStale, "its lease is none: " + r.why
 	case !r.held:
 		return standingStale, "no process holds its lease"
-	case e.probe == probeOurs && r.doc.Executable != nil && (e.disk == nil || *e.disk != *r.doc.Executable):
+	case e.probe == probeProven && r.doc.Executable != nil && (e.disk == nil || *e.disk != *r.doc.Executable):
 		return standingOutdated, fmt.Sprintf("its program file %q was replaced or removed since it started", r.doc.Executable.Path)
-	case e.probe == probeOurs && r.doc.Version == "":
+	case e.probe == probeProven && r.doc.Version == "":
 		return standingOutdated, "it does not say its version"
-	case e.probe == probeOurs && olderRelease(r.doc.Version, e.version):
+	case e.probe == probeProven && olderRelease(r.doc.Version, e.version):
 		return standingOutdated, fmt.Sprintf("it is release %q, this is %q", r.doc.Version, e.version)
-	case e.probe == probeOurs:
+	case e.probe == probeProven:
 		return standingReady, ""
 	case r.doc.URL == nil && e.age < e.bindGrace:
 		return standingStarting, "its server has not said yet where it answers"
@@ -167,7 +167,7 @@ func (f *found) judge(e evidence) {
 	if e.reading.state == readingDocument {
 		f.lease = viewLease(e.reading.doc)
 	}
-	if e.reading.held && e.probe != probeOurs {
+	if e.reading.held && e.probe != probeProven {
 		f.reason = f.why // whoever holds a lease may have peers
 	}
 }

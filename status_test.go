@@ -35,14 +35,14 @@ func TestStanding(t *testing.T) {
 		{"refused", evidence{reading: doc(nil), probe: probeUnreachable, disk: file}, "stale"},
 		{"another's", evidence{reading: doc(nil), probe: probeForeign, disk: newer}, "stale"},
 		{"not asked", evidence{reading: doc(nil), disk: file}, "stale"},
-		{"answers", evidence{reading: doc(nil), probe: probeOurs, disk: file}, "ready"},
-		{"file replaced", evidence{reading: doc(nil), probe: probeOurs, disk: newer}, "outdated"},
-		{"file removed", evidence{reading: doc(nil), probe: probeOurs}, "outdated"},
-		{"file unknown", evidence{reading: doc(func(d *leaseDocument) { d.Executable = nil }), probe: probeOurs}, "ready"},
-		{"older release", evidence{reading: doc(func(d *leaseDocument) { d.Version = "1.2.2" }), probe: probeOurs, disk: file}, "outdated"},
-		{"newer release", evidence{reading: doc(func(d *leaseDocument) { d.Version = "2.0.0" }), probe: probeOurs, disk: file}, "ready"},
-		{"no version", evidence{reading: doc(func(d *leaseDocument) { d.Version = "" }), probe: probeOurs, disk: file}, "outdated"},
-		{"unordered version", evidence{reading: doc(func(d *leaseDocument) { d.Version = "(devel)" }), probe: probeOurs, disk: file}, "ready"},
+		{"answers", evidence{reading: doc(nil), probe: probeProven, disk: file}, "ready"},
+		{"file replaced", evidence{reading: doc(nil), probe: probeProven, disk: newer}, "outdated"},
+		{"file removed", evidence{reading: doc(nil), probe: probeProven}, "outdated"},
+		{"file unknown", evidence{reading: doc(func(d *leaseDocument) { d.Executable = nil }), probe: probeProven}, "ready"},
+		{"older release", evidence{reading: doc(func(d *leaseDocument) { d.Version = "1.2.2" }), probe: probeProven, disk: file}, "outdated"},
+		{"newer release", evidence{reading: doc(func(d *leaseDocument) { d.Version = "2.0.0" }), probe: probeProven, disk: file}, "ready"},
+		{"no version", evidence{reading: doc(func(d *leaseDocument) { d.Version = "" }), probe: probeProven, disk: file}, "outdated"},
+		{"unordered version", evidence{reading: doc(func(d *leaseDocument) { d.Version = "(devel)" }), probe: probeProven, disk: file}, "ready"},
 	} {
 		tt.e.version, tt.e.bindGrace = "1.2.3", 15*time.Second
 		word, why := standing(tt.e)

@@ -30,7 +30,7 @@ type client struct {
 	patience time.Duration // with a client that has closed our stdin and reads no answers
 
 	mu       sync.Mutex
-	back     []frame // given back unanswered, to be taken before frames
+	back     []frame // given back unanswered, to be taken before queue
 	queue    []frame // read and not taken, after back
 	queued   int     // bytes of queue
 	over     bool    // nothing more is put into queue
@@ -208,8 +208,8 @@ func (c *client) takeLocked() frame {
 	return f
 }
 
-// unread gives frames back, to be the next ones in this order.
-func (c *client) unread(f ...frame) {
+// giveBack gives frames back, to be the next ones in this order.
+func (c *client) giveBack(f ...frame) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.back = append(f[:len(f):len(f)], c.back...)
