@@ -9,12 +9,14 @@ package main
 //   - a connection says who it is before it is trusted: every one opens with a challenge (dialServer), so that no frame, session
 //     id or token reaches a stranger who found the port free. Attach and ping ask also whether it holds the lease (dialHolder);
 //     to a message such a server says so itself;
-//   - it is always known how far a message came. Not connected: anything is sent again. Connected but not answered: only what is
-//     safe to repeat (frame.repeatable: queries, idempotent commands, whatever is no call of a tool), otherwise the client is
-//     told "outcome unknown";
-//   - the server's end is noticed also when the client is silent (heartbeat.go), by a request that is held open, the watch. It
-//     breaks off: the server is dead, or our session there has expired. It is answered "ending": the server goes. It is overdue,
-//     after 20.5 s: a ping, and again every 20 s; one that is not answered within 2 s: the server hangs;
+//   - it is always known how far a message came. Not connected, or refused because the server is busy, is ending or has no such
+//     session: anything is sent again. Connected but not answered: only what is safe to repeat (frame.repeatable: queries,
+//     idempotent commands, whatever is no call of a tool), otherwise the client is told "outcome unknown", as it is by a server
+//     that lost its lease while the call ran;
+//   - the server's end is noticed also when the client is silent (heartbeat.go), by a request that is held open, the watch. It is
+//     answered "here" every 20 s, and made again. It breaks off or is refused: the server is dead, or our session there has
+//     expired. It is answered "ending": the server goes. It is overdue, after 20.5 s: a ping, and again every 20 s; one that is
+//     not answered within 2 s: the server hangs;
 //   - what peers wrote comes in the answers to calls, as numbered parcels (parcel.go). It counts as read once the server has been
 //     told the number: with the next message, or by a ping when the client sends none;
 //   - the client has left when it is done: its input has ended (client.ended) and all that it sent has been answered, or nobody
@@ -72,8 +74,7 @@ func (b *bridge) lose(how loss) {
 	})
 }
 
-// follow is this process's time as a bridge. It returns the election that
-// follows when the server is gone, nil when the process is to leave.
+// follow is this process's time as a bridge. It returns the election that follows, nil when the process is to leave.
 func (p *process) follow(ctx context.Context, at outcome) *ballot {
 	b := &bridge{
 		p: p, doc: at.doc, main: at.conn,
@@ -109,8 +110,8 @@ func (p *process) follow(ctx context.Context, at outcome) *ballot {
 	return b.leave(ctx, relayed, cut)
 }
 
-// leave ends this process's time as a bridge, by what has ended it: a signal, a server that refuses this client for good, or the
-// client, which has left. In all other cases, a goodbye of the server's included, there is an election.
+// leave ends this process's time as a bridge, by what has ended it: a signal, a server that refuses this client for good, or
+// the client, which has left. In all other cases, a goodbye of the server's included, there is an election.
 func (b *bridge) leave(ctx context.Context, relayed <-chan struct{}, cut context.CancelCauseFunc) *ballot {
 	p := b.p
 	switch {
@@ -154,8 +155,7 @@ func (b *bridge) isLost() bool { return isClosed(b.lost) }
 
 var errMovingOn = errors.New("the bridge moves on to another server")
 
-// attachFailed decides what follows an attach that did not succeed: another
-// election for as long as one may take, then this client is served alone.
+// attachFailed decides what follows: elections for as long as one may take, then this client is served alone.
 func (p *process) attachFailed(ctx context.Context, err error) *ballot {
 	if p.attachFailing.IsZero() {
 		p.attachFailing = time.Now()
@@ -235,8 +235,7 @@ func (b *bridge) confirm() (numbers []int64, header string) {
 	return numbers, header
 }
 
-// confirmOn confirms before a connection is closed: parcels given on one that
-// ends are taken for lost.
+// confirmOn confirms before a connection is closed: parcels given on one that ends are taken for lost.
 func (b *bridge) confirmOn(ctx context.Context, c *conn) {
 	ctx, cancel := context.WithTimeout(ctx, b.p.set.timing.probe)
 	defer cancel()
@@ -246,7 +245,7 @@ func (b *bridge) confirmOn(ctx context.Context, c *conn) {
 }
 
 // endWaits has the server answer what waits, since the client has nothing more to say. Ending the session would do so too,
-// but not for a call that is still on its way there: it would find no session, and be made again at the next.
+// but a call that the server has not read yet would then find no session, and be made again at the next one.
 func (b *bridge) endWaits(ctx context.Context) bool { return b.ping(ctx, `{"input":"ended"}`) }
 
 // relay passes the client's frames on until the client leaves, the server is lost or ctx is done, and then waits for the
@@ -302,8 +301,7 @@ func (b *bridge) relay(ctx, exchanges context.Context) {
 // ignoreLoss: from here on the end of the session is our own doing, and no loss.
 func (b *bridge) ignoreLoss() { b.lostOnce.Do(func() {}) }
 
-// end ends the session at the server, on c when that is good for it; what goes
-// wrong does not matter.
+// end ends the session at the server, on c when that is good for it; what goes wrong does not matter.
 func (b *bridge) end(c *conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
@@ -321,8 +319,7 @@ func (b *bridge) end(c *conn) {
 	}
 }
 
-// pass gets one frame answered. False means that the server is lost; the frame
-// is then answered "outcome unknown" or given back.
+// pass gets one frame answered. False: the server is lost, and the frame was answered "outcome unknown" or given back.
 func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 	if f.tooLong {
 		b.p.client.write(tooLongAnswer())
@@ -348,8 +345,8 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 		case r.status == http.StatusAccepted:
 			return true
 		case code == "session_not_found", code == "lease_lost":
-			// Not executed, or it may be again and was not acknowledged (server.invoke). A server that has lost its lease waits
-			// for the session to be ended; to end one that is not there does no harm.
+			// Not executed; or it was, is safe to repeat and nobody was told (server.invoke). A server that has lost its lease
+			// waits for the session to be ended; to end one that is not there does no harm.
 			b.p.client.giveBack(f)
 			b.lose(loss{goodbye: true})
 			return false
@@ -361,14 +358,17 @@ func (b *bridge) pass(ctx context.Context, c **conn, f frame) bool {
 			continue
 		case errors.Is(context.Cause(ctx), errCancelled): // during the pause
 			return true
+		case code == "busy" && b.isLost(): // not executed, and the next server can be asked
+			b.p.client.giveBack(f)
+			return false
 		}
 		b.refuse(f, r)
 		return true
 	}
 }
 
-// unanswered decides what becomes of a frame to which no answer came, which may have been sent: nothing, when the client does
-// not want it any more; "outcome unknown"; or it is given back to be sent to the next server. It answers for pass.
+// unanswered decides what becomes of a frame to which no answer came, which may have been sent: nothing, when the client
+// does not want it any more; "outcome unknown"; or it is given back to be sent to the next server. It answers for pass.
 func (b *bridge) unanswered(ctx context.Context, f frame, until time.Time, sent bool) bool {
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, errCancelled):
@@ -376,7 +376,7 @@ func (b *bridge) unanswered(ctx context.Context, f frame, until time.Time, sent 
 	case errors.Is(cause, errInputEnded):
 		b.fail(f, "the repository's episode command is still running")
 		return true
-	case !time.Now().Before(until):
+	case sent && !time.Now().Before(until):
 		b.fail(f, fmt.Sprintf("no answer within %v", messageTime+f.wait()))
 		return true
 	case sent && !f.repeatable():
@@ -424,8 +424,8 @@ func (b *bridge) send(ctx context.Context, c **conn, f frame, until time.Time) (
 	}
 }
 
-// cutAfterInput cuts an exchange endingTime after the client has left. The
-// function that it returns must be called when the exchange has ended.
+// cutAfterInput cuts an exchange endingTime after the client has left. The function that it returns must be called when the
+// exchange has ended.
 func (b *bridge) cutAfterInput(cut context.CancelCauseFunc) func() {
 	done := make(chan struct{})
 	go func() { // ends with the exchange
