@@ -237,6 +237,30 @@ func TestWorkIsBounded(t *testing.T) {
 	}
 }
 
+// The connection on which a bridge passes a message on, or waits, is no stranger's: it shows the session, and never the token.
+func TestBridgesAreNoStrangers(t *testing.T) {
+	g := newHTTPRig(t)
+	g.restore()
+	for _, c := range []struct {
+		session  string
+		stranger bool
+	}{{"{bridge}", false}, {"{new}", true}, {"unknown", true}} {
+		near, far := net.Pipe()
+		conn := &deadlineConn{Conn: near, s: g.server}
+		g.strangers.enter(conn)
+		r, w := httptest.NewRequest("POST", "/mcp", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`)), httptest.NewRecorder()
+		r.Host = "127.0.0.1:8741"
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Mcp-Session-Id", g.names.Replace(c.session))
+		g.handler.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), connKey{}, conn)))
+		if (conn.place != nil) != c.stranger {
+			t.Errorf("%s: %d %s, counted among strangers: %v", c.session, w.Code, w.Body, !c.stranger)
+		}
+		conn.Close()
+		far.Close()
+	}
+}
+
 // Large bodies that come slowly fill no memory, and keep nobody out who has the token or little to say.
 func TestBodiesAreBounded(t *testing.T) {
 	g := newHTTPRig(t)
@@ -261,6 +285,7 @@ func TestBodiesAreBounded(t *testing.T) {
 	}{
 		{large, "Mcp-Session-Id: {new}", 503}, {strings.TrimSpace(large), "Mcp-Session-Id: {new}", 200},
 		{large, "Mcp-Session-Id: {bridge}\r\nAuthorization: Bearer {token}", 200},
+		{large, "Mcp-Session-Id: {bridge}", 200}, // as a bridge sends what its client says
 	} {
 		w := g.do(t, walked{"POST", "/mcp"}, c.body, rigHost, "Content-Type: application/json", c.header)
 		if w.Code != c.want || c.want == 503 && (jsonCode(w) != "busy" || w.Header().Get("Retry-After") != "1") {
@@ -351,7 +376,7 @@ func TestLimitsAreDocumented(t *testing.T) {
 	for what, limit := range map[string]string{
 		"a message (a line on stdin)": mib(maxMessage), "headers of a request": kib(maxHeaders), "an answer |": mib(maxAnswer),
 		"nesting of a message": thousands(maxNesting) + " levels, " + thousands(maxBatch), "sessions over HTTP": thousands(maxSessions),
-		"have not shown the token": thousands(maxStrangers), "requests worked on": thousands(maxWorking), "bodies of over " + kib(smallBody): mib(bodiesLimit), "a line of the log": kib(logLineLimit) + "; 256",
+		"have shown neither the token": thousands(maxStrangers), "requests worked on": thousands(maxWorking), "bodies of over " + kib(smallBody): mib(bodiesLimit), "a line of the log": kib(logLineLimit) + "; 256",
 		"intent of a claim": fmt.Sprintf("%d characters, %d bytes", intentLimit, nameLimit), "paths of a claim": fmt.Sprintf("%d, of %s bytes", scopeLimit, thousands(pathLimit)),
 		"claims of a peer": thousands(claimLimit), "claims of a checkout": kib(claimsLimit), "overlaps in one answer": thousands(overlapLimit) + " pairs of paths, of " + kib(overlapText),
 		"departed peers": thousands(departedLimit), "the board of another": mib(boardLimit) + ", " + mib(boardsLimit), "a document that": mib(documentLimit) + ", " + thousands(documentsLimit),

@@ -33,8 +33,8 @@ func (l *deadlineListener) Accept() (net.Conn, error) {
 	return dc, nil
 }
 
-// maxStrangers bounds the connections that have not shown the token. A bridge shows it with its first message, so when
-// somebody holds very many open, those go and no bridge is kept out.
+// maxStrangers bounds the connections that have shown neither the token nor the id of a session that has shown it. A bridge
+// shows one of them with its first message, so when somebody holds very many open, those go and no bridge is kept out.
 const maxStrangers = 4096
 
 // strangers are these connections, the oldest first.

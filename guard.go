@@ -235,7 +235,7 @@ func (s *server) failure(w http.ResponseWriter, r *http.Request, status int, cod
 // refused writes an error of a capability or of admission.
 func (s *server) refused(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, errLeaseLost) {
-		s.failure(w, r, 409, "lease_lost", "not executed: this server has handed its checkout on; ask the next one")
+		s.failure(w, r, 409, "lease_lost", "not executed, or safe to repeat: this server has handed its checkout on; ask the next one")
 		return
 	}
 	if errors.Is(err, errSessionEnded) {
@@ -262,7 +262,7 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 
 const (
 	smallBody   = 16 << 10 // as many of them as there may be connections are no burden
-	bodiesLimit = 64 << 20 // of larger ones that those without the token are sending
+	bodiesLimit = 64 << 20 // of larger ones that come with neither the token nor the id of a session that has shown it
 )
 
 // readBody reads a JSON body within its limits; false means that the answer

@@ -48,13 +48,16 @@ func (s *server) serveMCP(w http.ResponseWriter, r *http.Request) {
 		s.serveDelete(w, r)
 		return
 	}
-	body, ok := s.readBody(w, r, trusted)
-	if !ok {
-		return
-	}
 	n := s.use(r.Header.Get("Mcp-Session-Id"))
 	if n != nil {
 		defer s.release(n)
+		if n.trusted { // whose id is as secret as the token, and all that a bridge's messages show
+			s.noStranger(r)
+		}
+	}
+	body, ok := s.readBody(w, r, trusted || n != nil && n.trusted)
+	if !ok {
+		return
 	}
 	if trusted && s.servePrivate(w, r, n, body) {
 		return
@@ -81,10 +84,15 @@ func (s *server) checkToken(w http.ResponseWriter, r *http.Request) (trusted, ok
 		s.unauthorized(w, r, "Authorization must be Bearer with the token of this server's lease file")
 		return false, false
 	}
+	s.noStranger(r)
+	return true, true
+}
+
+// noStranger notes that the connection of a request is one of the user's own processes'.
+func (s *server) noStranger(r *http.Request) {
 	if c, _ := r.Context().Value(connKey{}).(*deadlineConn); c != nil {
 		s.strangers.leave(c)
 	}
-	return true, true
 }
 
 func (s *server) unauthorized(w http.ResponseWriter, r *http.Request, message string) {

@@ -9,11 +9,11 @@ package main
 // is half written or not yet held; its bytes never change; the kernel lets go of it however its holder dies; no pid is asked.
 //
 // The lock says only that a holder lives; the name says who is the server. A server that was stopped for so long that it was
-// taken over still locks its old file, which has lost the name. So the server asks (lease.check) before every command and
-// again before it answers one that cannot wait (server.invoke), and looks by itself when nobody calls (server.lookAtLease): the
-// one that was stopped finds another file under the name, executes nothing more and becomes a bridge. A command that it was in
-// the middle of runs on, but what it writes is nobody's: the journal has lost its name too (journal.go), and the look afterwards
-// acknowledges nothing. Only a process that it starts or ends just then is started or ended.
+// taken over still locks its old file, which has lost the name. So the server asks (lease.check) before every command and again
+// before it answers (server.invoke; a command that may wait asks by itself), and now and then when nobody calls
+// (server.lookAtLease): the one that was stopped finds another file under the name, executes no command more and becomes a
+// bridge. A command that it was in the middle of runs on, but what it writes is nobody's: the journal has lost its name too
+// (journal.go), and the look afterwards acknowledges nothing. Only what it does outside, a process started or ended, stays done.
 //
 // What an election makes of what it finds, the first row that fits (judge in election.go):
 //
@@ -33,7 +33,7 @@ package main
 //	held                 silent                busy        look again; after busy grace, 10 s, take over
 //
 // A probe is a challenge that only who has read the lease can answer. "Proven" has answered it and holds the lease; "another's"
-// has answered without the proof, or has lost the lease; "refused": nobody listens there; "silent": no answer within 2 s
+// has answered without the proof, or has lost the lease; "refused": nobody listens there, or hangs up; "silent": no answer within 2 s
 // (probe); "none": there is no url to ask. "File replaced": at the path of our own program file, the holder was started from
 // another one. Superseded asks also that ours is still the one that we were started from.
 //
@@ -264,7 +264,7 @@ type lease struct {
 	overtaken func() bool // see askWhenGone; nil: nobody can say
 }
 
-// newLease makes a lease file, gives it the name by place (linkNew or os.Rename), and holds it. Errors of place come as they
+// newLease makes a lease file, gives it the name by place (a link or a rename), and holds it. Errors of place come as they
 // are: the elector looks for fs.ErrExist.
 func newLease(dir string, doc leaseDocument, place func(from, to string) error) (*lease, error) {
 	l := &lease{path: filepath.Join(dir, leaseName), id: doc.Token, root: doc.Root}
@@ -304,7 +304,7 @@ func (l *lease) document() leaseDocument {
 	return l.doc
 }
 
-// publish says where the server answers; it must do so already. errLeaseLost: another process was faster, attach to it.
+// publish says where the server answers; it must do so already. errLeaseLost: another process was faster, or the file could not be put back: elect.
 // *aloneError: the lease is still ours, without a url; release it and serve alone. Any other error: url is not one of ours.
 func (l *lease) publish(url string) error {
 	if testHookBeforePublish != nil {

@@ -1,6 +1,10 @@
 // Majordomus makes the agents that work on one repository visible to each
 // other. `majordomus mcp` is started by an MCP client in a checkout; the first
 // one serves, the later ones bridge their clients to it.
+//
+// To read it: this file is the command line, process.go the life of one
+// process, lease.go and election.go who of them serves, bridge.go what the
+// others do, server.go what the server does. The head of each says by which rules.
 package main
 
 import (
@@ -270,7 +274,7 @@ type signalled struct{ os.Signal }
 func (s signalled) Error() string { return "signal: " + s.String() }
 
 // notifySignals gives a context that ends at the first signal, upon which the lease is released. At a second one, or when ending
-// takes longer than endingTime and a half second (somebody does not read our stdout), the process ends as it is.
+// takes longer than endingTime and a half second (somebody does not read our stdout, or a server hangs), the process ends as it is.
 func notifySignals() context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 2)

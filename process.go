@@ -9,8 +9,8 @@ package main
 //	follow  bridge.go  another process holds the lease: passes its client's messages on to that one
 //	alone   below      no server can be shared: serves its client only, and tries again where that may help
 //
-// However a server ends, it does so in one order (server.end): it releases the lease, so that somebody else may serve; answers
-// the watches, so that the bridges elect; finishes what runs; closes the port.
+// However a server ends, it does so in one order (server.end): it finishes the journal and releases the lease, so that somebody
+// else may serve; answers the watches, so that the bridges elect; finishes what runs; closes the port.
 
 import (
 	"bytes"
@@ -37,7 +37,7 @@ type process struct {
 
 	aloneWhy      string    // not empty: the client is served alone from the start
 	attachFailing time.Time // since when attaching fails; zero when it does not
-	roles         int       // how many it has had, this one included
+	roles         int       // how many it has been given by elections, this one included
 	refusal       error     // why it does not serve, see refuses in documents.go
 }
 

@@ -18,9 +18,9 @@ import (
 var legacyVersions = []string{"2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"}
 
 // answerFrame answers one frame of a session by the rules of stdio, which are
-// also those of a bridge's frames: nil when there is nothing to answer. Its one
-// error is errLeaseLost: nothing was executed but what may be repeated, and
-// another server must be asked; or errSessionEnded: nothing was executed.
+// also those of a bridge's frames: nil when there is nothing to answer. Its
+// errors are errLeaseLost: nothing was executed but what may be repeated, and
+// another server must be asked; and errSessionEnded: nothing was executed.
 func (s *server) answerFrame(ctx context.Context, n *session, raw []byte) ([]byte, error) {
 	raw = validText(raw)
 	if err := checkJSON(raw); err != nil {
@@ -59,7 +59,7 @@ func (s *server) answerBatch(ctx context.Context, n *session, raw []byte) []byte
 				answers = append(answers, errorMessage(m.id, rpcErrorf(codeInternal, "not executed: the answers before it fill what one answer may hold")))
 			}
 		} else if a, err := s.answer(ctx, n, m); err != nil {
-			answers = append(answers, errorMessage(m.id, rpcErrorf(codeInternal, "not executed: %v", err)))
+			answers = append(answers, errorMessage(m.id, rpcErrorf(codeInternal, "not executed, or safe to repeat: %v", err)))
 		} else if a != nil {
 			answers = append(answers, a)
 			size += len(a)
@@ -72,7 +72,7 @@ func (s *server) answerBatch(ctx context.Context, n *session, raw []byte) []byte
 }
 
 // answer runs one message of a session; nil when there is nothing to answer.
-// Its one error is errLeaseLost, see answerFrame.
+// For its errors see answerFrame.
 func (s *server) answer(ctx context.Context, n *session, m message) ([]byte, error) {
 	s.board.touch(n.peer)
 	switch {

@@ -51,7 +51,7 @@ type server struct {
 	running     atomic.Int64 // exchanges being answered, watches not among them
 	working     atomic.Int64 // of these, the ones that count against maxWorking
 	bridging    atomic.Int64 // likewise, the messages of bridges
-	bodies      atomic.Int64 // bytes of the large ones that are coming from those without the token
+	bodies      atomic.Int64 // bytes of the large ones that are coming from strangers, see bodiesLimit
 	refusedBusy atomic.Int64
 	strangers   strangers
 	unused      sync.Map     // connections without a request so far, as keys
