@@ -445,6 +445,7 @@ func (l *lease) relinkLocked() error {
 		if !errors.Is(err, fs.ErrNotExist) || time.Now().After(limit) {
 			return l.loseLocked("putting the deleted file back: " + err.Error())
 		}
+		pause(context.Background(), firstDelay, nil)
 	}
 }
 
