@@ -78,6 +78,32 @@ func TestDirectlyWhereItBlocks(t *testing.T) {
 	}
 }
 
+// Pipes that do not block when the process starts, as an event loop may leave them, are waited for like all others.
+func TestPipesThatDoNotBlock(t *testing.T) {
+	var fds [2]int
+	must(t, syscall.Pipe2(fds[:], syscall.O_NONBLOCK|syscall.O_CLOEXEC))
+	r, w := os.NewFile(uintptr(fds[0]), "stdin"), os.NewFile(uintptr(fds[1]), "stdout")
+	defer r.Close()
+	defer w.Close()
+	in, restoreIn := pollable(r)
+	out, restoreOut := pollable(w)
+	defer restoreIn()
+	defer restoreOut()
+	got := make(chan int)
+	begun := make(chan struct{})
+	go func() { // ends with the input
+		close(begun)
+		n, _ := io.Copy(io.Discard, in) // begins while there is nothing to read
+		got <- int(n)
+	}()
+	<-begun
+	n, err := out.Write(make([]byte, 4<<20)) // more than a pipe holds
+	w.Close()
+	if m := <-got; err != nil || n != m {
+		t.Errorf("%d bytes written, %d read: %v", n, m, err)
+	}
+}
+
 // A client that has closed our stdin and reads no answer is given up, also where a write to it waits in the system: where
 // stdin and stdout are one socket, which is not polled, and where somebody else has made our pipe block.
 func TestStdoutThatBlocks(t *testing.T) {

@@ -129,12 +129,14 @@ func closeOnExec() {
 	}
 }
 
-// pollable lets the runtime wait for a pipe or socket on stdin without a thread of its own. A thread that is blocked in
-// read takes its processor along until the scheduler notices, which costs a bridged call as much again as all the rest. Terminals and
-// files stay as they are: others read them too. The second result undoes it.
-// So it can give up writing to one that nobody reads. One that serves as another of the three too stays as it is, since a
-// full or empty buffer would look like an error there.
+// pollable lets the runtime wait for a pipe or socket on stdin without a thread of its own: one that is blocked in read takes
+// its processor along until the scheduler notices, which costs a bridged call as much again as all the rest. It also lets a
+// write that nobody reads be given up. Terminals and files stay as they are, which others read too; so does one that serves as
+// another of the three, where a full or empty buffer would look like an error. The second result undoes it.
 func pollable(f *os.File) (*os.File, func()) {
+	if f.SetDeadline(time.Time{}) == nil { // it is already, as whoever started us left it: nothing waits for a descriptor twice
+		return f, func() {}
+	}
 	info, err := f.Stat()
 	if err != nil || info.Mode()&(os.ModeNamedPipe|os.ModeSocket) == 0 {
 		return f, func() {}
