@@ -133,10 +133,10 @@ func hidesAll(path string) bool {
 // ours, since half of it would stay for good.
 func writeIgnore(dir, ours string) error {
 	temp := filepath.Join(ours, ignoreTemp+randomHex(8))
+	defer os.Remove(temp) // also when a full disk leaves it empty
 	if err := os.WriteFile(temp, []byte("*\n"), 0o644); err != nil {
 		return err
 	}
-	defer os.Remove(temp)
 	err := linkNew(temp, filepath.Join(dir, ignoreName))
 	if errors.Is(err, fs.ErrExist) {
 		return nil // somebody was faster; theirs to say
