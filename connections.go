@@ -87,6 +87,7 @@ type deadlineConn struct {
 	shut     atomic.Bool             // nothing more is written
 	armed    atomic.Int64            // when the write deadline was moved last
 	read     atomic.Int64            // when something came last
+	wrote    atomic.Int64            // when a write of the present answer began last; 0: none did
 	early    atomic.Int64            // when something came while a request was being answered; 0: nothing did
 	watcher  atomic.Pointer[session] // whose watch was answered here last
 	head     atomic.Int64            // when the head of the present request came; nanoseconds since the server started
@@ -95,6 +96,7 @@ type deadlineConn struct {
 // noteHead notes when the head of a request came, before its body is read. What
 // came while the request before it was being answered is the beginning of this one.
 func (c *deadlineConn) noteHead() {
+	c.wrote.Store(0)
 	c.head.Store(c.read.Load())
 	if early := c.early.Swap(0); early != 0 {
 		c.head.Store(early)
@@ -109,6 +111,7 @@ func (c *deadlineConn) Write(b []byte) (int, error) {
 		c.reset.Store(true)
 	}
 	now, deadline := time.Since(c.s.started), c.s.set.timing.read
+	c.wrote.Store(int64(now))
 	if armed := time.Duration(c.armed.Load()); armed == 0 || now-armed > deadline/4 {
 		c.Conn.SetWriteDeadline(time.Now().Add(deadline))
 		c.armed.Store(int64(now))

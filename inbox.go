@@ -203,7 +203,7 @@ func (s *server) inbox(ctx context.Context, in inboxInput) (inboxOutput, error) 
 	case in.Peek:
 		list, more = s.mesh.peek(a.box)
 	default:
-		if list, more = s.take(ctx, a, nil); len(list) == 0 && in.Wait > 0 {
+		if list, more = s.take(ctx, a, nil); len(list) == 0 && (in.Wait > 0 || more > 0) {
 			if list, more, err = s.await(ctx, a, time.Duration(in.Wait)*time.Second); err != nil {
 				return inboxOutput{}, err
 			}
@@ -241,7 +241,8 @@ func (m *mesh) peek(box boardName) (list []mail, more int) {
 	return list, more
 }
 
-// await waits for a letter. A wait whose client leaves ends with what there is; one that was cancelled, or whose
+// await waits for a letter, however short for what is only behind an answer that has not been confirmed yet: whoever asks
+// on at once has often read that answer, and says so within confirmTime. A wait whose client leaves ends with what there is; one that was cancelled, or whose
 // connection is gone, takes nothing; one that this server cannot answer any more is for the next one to answer.
 func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]mail, int, error) {
 	m := s.mesh
@@ -249,7 +250,9 @@ func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]
 	defer cancel(nil)
 	ending := s.ending
 	if a.session != nil {
-		a.session.onlyWait(ctx, cancel)
+		if patience > 0 {
+			a.session.onlyWait(ctx, cancel)
+		}
 		if a.session.id == "" {
 			ending = nil // attend says how the waits of the own client end
 		}
@@ -271,26 +274,28 @@ func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]
 		m.unreadLocked(a.box, reader)
 		m.mu.Unlock()
 	}()
-	t := time.NewTimer(patience)
+	t := time.NewTimer(max(patience, 2*confirmTime))
 	defer t.Stop()
+	more := 0 // that stay behind
 	for {
 		if who, ok := s.nameNow(a); ok && who != a.box { // it has resumed its work under another name
 			register(a.box, who)
 			a.box = who
 		}
-		if list, more := s.take(ctx, a, reader); list != nil {
+		var list []mail
+		if list, more = s.take(ctx, a, reader); list != nil {
 			return list, more, nil
 		}
 		select {
 		case <-reader:
 		case <-t.C:
-			return nil, 0, nil
+			return nil, more, nil
 		case <-ending:
 			return nil, 0, errLeaseLost
 		case <-ctx.Done():
 			switch cause := context.Cause(ctx); {
 			case errors.Is(cause, errInputEnded), errors.Is(cause, errSessionEnded):
-				return nil, 0, nil
+				return nil, more, nil
 			case errors.Is(cause, errLeaseLost):
 				return nil, 0, errLeaseLost
 			}

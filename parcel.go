@@ -20,7 +20,7 @@ import (
 type parcel struct {
 	carriage
 	session *session      // nil: the human
-	given   time.Duration // since the server started: when the answer was written, for a session that confirms by its next request; 0 before
+	given   time.Duration // since the server started: when the last of the answer began to be written, for a session that confirms by its next request; 0 before
 	conn    *deadlineConn // on which it was given; nil when that has come to its end
 	passed  bool          // its session has asked on since, on another connection
 }
@@ -43,8 +43,8 @@ func exchangeOf(ctx context.Context) *exchange {
 	return x
 }
 
-// take makes a parcel of what waits for the caller and puts it into the answer of this exchange. A reader that has got
-// something no longer counts as waiting.
+// take makes a parcel of what waits for the caller and puts it into the answer of this exchange; more is how many letters
+// have to stay behind. A reader that has got something no longer counts as waiting.
 func (s *server) take(ctx context.Context, a actor, reader chan struct{}) (list []mail, more int) {
 	x := exchangeOf(ctx)
 	if x == nil {
@@ -55,7 +55,7 @@ func (s *server) take(ctx context.Context, a actor, reader chan struct{}) (list 
 	letters, more := m.waitingLocked(a.box)
 	if len(letters) == 0 {
 		m.mu.Unlock()
-		return nil, 0
+		return nil, more
 	}
 	p := &parcel{carriage: carriage{Number: randomNumber(), Box: a.box}, session: a.session}
 	for _, l := range letters {
@@ -190,7 +190,11 @@ func (s *server) writeCarrying(w http.ResponseWriter, r *http.Request, n *sessio
 		return
 	}
 	conn, _ := r.Context().Value(connKey{}).(*deadlineConn)
-	m.handing(x, conn, bridge, time.Since(s.started)) // before it is read: the next request may come at once
+	given := time.Since(s.started) // before it can be read: the next request may come at once
+	if conn != nil && conn.wrote.Load() > 0 {
+		given = time.Duration(conn.wrote.Load()) // nor can what was too long to be kept until now have been read before that
+	}
+	m.handing(x, conn, bridge, given)
 	if err := http.NewResponseController(w).Flush(); err != nil {
 		m.release(true, x.parcels...)
 		return
@@ -201,7 +205,7 @@ func (s *server) writeCarrying(w http.ResponseWriter, r *http.Request, n *sessio
 }
 
 // handing notes that an answer is being written.
-func (m *mesh) handing(x *exchange, conn *deadlineConn, bridge bool, now time.Duration) {
+func (m *mesh) handing(x *exchange, conn *deadlineConn, bridge bool, given time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, number := range x.parcels {
@@ -213,7 +217,7 @@ func (m *mesh) handing(x *exchange, conn *deadlineConn, bridge bool, now time.Du
 		case bridge:
 			p.conn = conn
 		default:
-			p.conn, p.given = conn, now
+			p.conn, p.given = conn, given
 		}
 	}
 }

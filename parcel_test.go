@@ -229,5 +229,21 @@ func TestWaitBehindAnAnswer(t *testing.T) {
 		if out := <-got; len(out.Messages) != 1 || out.Messages[0].Text != "two" || time.Since(at) > time.Second {
 			t.Errorf("%+v after %v", out, time.Since(at))
 		}
+
+		// Who does not wait is told that there is more, or gets it when the answer before is confirmed in this moment.
+		send(t, s, a, "b", "three")
+		if out, err := s.inbox(withExchange(b, &exchange{}), inboxInput{}); err != nil || len(out.Messages) != 0 || !strings.Contains(out.Note, "1 more messages wait: call inbox again") {
+			t.Errorf("%+v, %v", out, err)
+		}
+		s.mesh.mu.Lock()
+		var numbers []int64
+		for number := range s.mesh.parcels {
+			numbers = append(numbers, number)
+		}
+		s.mesh.mu.Unlock()
+		time.AfterFunc(confirmTime, func() { s.mesh.confirm(written, numbers...) })
+		if out, err := s.inbox(withExchange(b, &exchange{}), inboxInput{}); err != nil || len(out.Messages) != 1 || out.Messages[0].Text != "three" {
+			t.Errorf("%+v, %v", out, err)
+		}
 	})
 }
