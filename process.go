@@ -191,8 +191,8 @@ func without(kept []frame, id json.RawMessage) []frame {
 	return rest
 }
 
-// aloneAgain is how often a process that is alone for a cause that may pass
-// elects again.
+// aloneAgain is how often, at the least, a process that is alone for a cause
+// that may pass elects again.
 const aloneAgain = 30 * time.Second
 
 // retiredError is why a client is alone whom its server refuses for good: the
@@ -247,15 +247,12 @@ func (p *process) alone(ctx context.Context, why error) *ballot {
 	return next
 }
 
-// electUntil elects every aloneAgain until an election succeeds; nil when ctx
-// is done first.
+// electUntil elects until an election succeeds, soon at first: where this
+// process may not write, another that may is often about to take over. It
+// returns nil when ctx is done first.
 func (p *process) electUntil(ctx context.Context) *ballot {
-	t := time.NewTicker(aloneAgain)
-	defer t.Stop()
-	for {
-		select {
-		case <-t.C:
-		case <-ctx.Done():
+	for wait := time.Second; ; wait = min(2*wait, aloneAgain) {
+		if pause(ctx, wait, nil) != nil {
 			return nil
 		}
 		b := p.elect(ctx)
