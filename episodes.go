@@ -180,6 +180,7 @@ type taken struct {
 	run         *episodeRun // what has to be waited for
 	from        peerID      // who held it before, here or gone
 	lost        bool        // from is here and has just lost it
+	inherits    bool        // its name and claims are the caller's now; never what a stranger has put there
 	name        string      // the display name that goes with it
 	attachments uint32
 }
@@ -198,7 +199,7 @@ func (s *server) episodesAttach(ctx context.Context, in episodeAttachInput) (epi
 		return episodeAttachOutput{}, err
 	}
 	out := episodeAttachOutput{Resumed: got.resumed, Grace: int64((s.set.timing.reattach + time.Second - 1) / time.Second)}
-	if caller.trusted && got.resumed {
+	if got.inherits {
 		// Mailboxes and threads go by the name: what waited for either of the two names moves along with it.
 		was, _ := s.board.who(caller.peer)
 		out.Name, out.Claims = s.board.inherit(caller.peer, got.name, got.from)
@@ -299,6 +300,7 @@ func (s *server) takeEpisode(caller *session, id, provider string) (taken, error
 		}
 	}
 	if was := e.stranger; caller.trusted {
+		got.inherits = got.resumed && was == ""
 		if e.stranger = ""; was != "" && got.resumed && !e.closing {
 			s.startLocked(e, "open", "attach") // the record has not heard of it so far
 		}
