@@ -113,6 +113,7 @@ type board struct {
 
 	// Set before anybody attaches, called with mu held; nil on a board without a mesh.
 	reserved func(at boardName, who boardIdentity, spawn string) bool // a free name that is not for this peer
+	private  func() map[boardName]bool                                // names that no stranger gets: a part of what is reserved to him
 	changed  func(nameRecord)                                         // a name has been taken or left
 }
 
@@ -402,19 +403,26 @@ func (b *board) inherit(id peerID, name string, from peerID) (newName string, cl
 }
 
 // enterLocked makes an entry one of the attached: it takes the name it had, else the one it wants, else that with the
-// next free number.
+// next free number. To ask whether one name is reserved costs as much as to list all that no stranger gets, and there may
+// be thousands: after the first refusal a stranger is asked only about what is not on the list.
 func (b *board) enterLocked(m *boardEntry) {
 	m.attached = true
-	for n := 1; ; n++ {
+	var private map[boardName]bool
+	for n := 0; ; n++ {
 		name := m.name
-		if name == "" || !b.freeLocked(boardName{m.circle, name}, m) {
+		if n > 0 {
 			name = numbered(m.wanted, n)
 		}
-		if at := (boardName{m.circle, name}); b.freeLocked(at, m) {
+		at := boardName{m.circle, name}
+		switch {
+		case name == "" || b.names[at] != nil || private[at]:
+		case b.freeLocked(at, m):
 			m.name = name
 			b.names[at] = m
 			b.tellLocked(m)
 			return
+		case m.unverified && private == nil:
+			private = b.private()
 		}
 	}
 }

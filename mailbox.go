@@ -244,23 +244,36 @@ func (st *store) onTheWay(to place) int {
 	return n
 }
 
-// private says whether a name here has messages, or something that brings some: open asks of either side, messages on
-// their way, schedules, spawned processes.
-func (st *store) private(box boardName) bool {
-	if st.boxes[box] != nil || st.schedulesOf(box) || slices.ContainsFunc(st.out, func(o *outgoing) bool { return o.Sender == box }) {
-		return true
+// private goes through the names here that have messages, or something that brings some: open asks of either side, messages
+// on their way, schedules, spawned processes. A name may come more than once.
+func (st *store) private(yield func(boardName) bool) {
+	for box := range st.boxes {
+		if !yield(box) {
+			return
+		}
+	}
+	for _, sc := range st.schedules {
+		if !yield(sc.From) || sc.To.At == (place{}) && !yield(sc.To.Box) {
+			return
+		}
+	}
+	for _, o := range st.out {
+		if !yield(o.Sender) {
+			return
+		}
 	}
 	for _, t := range st.threads {
-		if t.Closed == 0 && t.sideOf(box) != "" {
-			return true
+		for _, side := range []address{t.From, t.To} {
+			if t.Closed == 0 && side.At == (place{}) && !yield(side.Box) {
+				return
+			}
 		}
 	}
 	for _, p := range st.spawns {
-		if p.By == box {
-			return true
+		if !yield(p.By) {
+			return
 		}
 	}
-	return false
 }
 
 // put lays a letter into each of its mailboxes that has room; where it must, also into a full one.

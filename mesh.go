@@ -229,12 +229,33 @@ func (m *mesh) reserved(at boardName, who boardIdentity, spawn string) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if at == human || m.state.expects(at, spawn) || who.unverified && m.state.private(at) {
+	if at == human || m.state.expects(at, spawn) || who.unverified && m.isPrivateLocked(at) {
 		return true
 	}
 	// Whoever is started in place of a bridge that died with its server gets its name, and what waits for it, at once.
 	held, ok := m.kept[at]
 	return ok && time.Now().Before(m.keptUntil) && (who.unverified || held.Identity != who.text) && !processGone(held.Process)
+}
+
+// isPrivateLocked is private for one name.
+func (m *mesh) isPrivateLocked(at boardName) bool {
+	for box := range m.state.private {
+		if box == at {
+			return true
+		}
+	}
+	return false
+}
+
+// private lists the names that no stranger gets because of what is or may come there.
+func (m *mesh) private() map[boardName]bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := map[boardName]bool{}
+	for box := range m.state.private {
+		list[box] = true
+	}
+	return list
 }
 
 // actor is who acts in a call.

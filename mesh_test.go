@@ -369,3 +369,37 @@ func FuzzMailText(f *testing.F) {
 		}
 	})
 }
+
+// However many names a stranger must not have, he gets the next free one after one look at all of them: not at all for each.
+func TestStrangerTakesNumberAtOnce(t *testing.T) {
+	s := meshServer(t, t.TempDir(), io.Discard)
+	looks := 0
+	reserved, private := s.board.reserved, s.board.private
+	s.board.reserved = func(at boardName, who boardIdentity, spawn string) bool {
+		looks++
+		return reserved(at, who, spawn)
+	}
+	s.board.private = func() map[boardName]bool {
+		looks++
+		return private()
+	}
+	const many = 300
+	s.mesh.mu.Lock()
+	for i := range many {
+		id := fmt.Sprint("ask-", i)
+		to := address{Box: boardName{"default", numbered("peer", i+1)}}
+		s.mesh.state.threads[id] = &thread{ID: id, From: address{Box: boardName{"default", "alice"}}, To: to}
+	}
+	s.mesh.mu.Unlock()
+	for i := range 3 {
+		looks = 0
+		name := s.board.displayName(s.board.attach(attachment{Transport: "http", Unverified: true}))
+		if want := numbered("peer", many+1+i); name != want || looks > 3 {
+			t.Errorf("%q after %d looks, want %q", name, looks, want)
+		}
+	}
+	looks = 0
+	if name := s.board.displayName(s.board.attach(attachment{Transport: "http"})); name != "peer" || looks != 1 {
+		t.Errorf("one of our own is %q after %d looks", name, looks)
+	}
+}

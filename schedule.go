@@ -108,16 +108,6 @@ func (st *store) moveSchedules(m move) {
 	}
 }
 
-// schedulesOf says whether a name here has schedules, its own or for it.
-func (st *store) schedulesOf(box boardName) bool {
-	for _, sc := range st.schedules {
-		if sc.From == box || sc.To.At == (place{}) && sc.To.Box == box {
-			return true
-		}
-	}
-	return false
-}
-
 type scheduleOnceInput struct {
 	Peer   string `json:"to_peer" required:"true" doc:"name or peer_id of the recipient"`
 	Text   string `json:"text" required:"true" doc:"the message"`

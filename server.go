@@ -94,7 +94,7 @@ func newServer(set *settings, at checkout, log *slog.Logger, l *lease) *server {
 	}
 	s.calls, s.cut = context.WithCancelCause(context.Background())
 	s.mesh = newMesh(log)
-	s.board.reserved, s.board.changed = s.mesh.reserved, s.mesh.nameChanged
+	s.board.reserved, s.board.private, s.board.changed = s.mesh.reserved, s.mesh.private, s.mesh.nameChanged
 	return s
 }
 
