@@ -232,7 +232,7 @@ func TestWorkIsBounded(t *testing.T) {
 	}
 
 	w := httptest.NewRecorder()
-	if g.writeAnswer(w, httptest.NewRequest("POST", "/mcp", nil), make([]byte, maxAnswer+1), nil) || w.Code != 500 || jsonCode(w) != "too_large" {
+	if g.writeAnswer(w, httptest.NewRequest("POST", "/mcp", nil), &exchange{}, make([]byte, maxAnswer+1), nil) || w.Code != 500 || jsonCode(w) != "too_large" {
 		t.Errorf("an answer that is too large: %d %s", w.Code, w.Body)
 	}
 }
@@ -376,7 +376,7 @@ func TestLimitsAreDocumented(t *testing.T) {
 	for what, limit := range map[string]string{
 		"a message (a line on stdin)": mib(maxMessage), "headers of a request": kib(maxHeaders), "an answer |": mib(maxAnswer),
 		"nesting of a message": thousands(maxNesting) + " levels, " + thousands(maxBatch), "sessions over HTTP": thousands(maxSessions),
-		"have shown neither the token": thousands(maxStrangers), "requests worked on": thousands(maxWorking), "bodies of over " + kib(smallBody): mib(bodiesLimit), "a line of the log": kib(logLineLimit) + "; 256",
+		"have shown neither the token": thousands(maxStrangers), "requests worked on": thousands(maxWorking), "executed at once": thousands(executedLimit), "answers of over " + kib(smallBody): mib(answersLimit), "a batch of": mib(batchAnswer), "bodies of over " + kib(smallBody): mib(bodiesLimit), "a line of the log": kib(logLineLimit) + "; 256",
 		"intent of a claim": fmt.Sprintf("%d characters, %d bytes", intentLimit, nameLimit), "paths of a claim": fmt.Sprintf("%d, of %s bytes", scopeLimit, thousands(pathLimit)),
 		"claims of a peer": thousands(claimLimit), "claims of a checkout": kib(claimsLimit), "overlaps in one answer": thousands(overlapLimit) + " pairs of paths, of " + kib(overlapText),
 		"departed peers": thousands(departedLimit), "the board of another": mib(boardLimit) + ", " + mib(boardsLimit), "a document that": mib(documentLimit) + ", " + thousands(documentsLimit),

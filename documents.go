@@ -370,11 +370,12 @@ func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {
 		http.Redirect(w, r, "/docs/#documents", http.StatusFound)
 		return
 	}
-	if !s.startWork(w, r, &s.working) {
+	x := &exchange{}
+	if !s.startWork(w, r, x, &s.working) {
 		return
 	}
-	defer s.working.Add(-1)
-	if !s.docs.wait(r.Context()) {
+	defer x.end()
+	if !s.documentsListed(r, x) {
 		s.pageFailure(w, r, 503, "busy", "The documents of this repository are still being listed: try again")
 		return
 	}
@@ -395,7 +396,14 @@ func (s *server) serveDocument(w http.ResponseWriter, r *http.Request) {
 	}
 	p.add(`<nav class="trail" aria-label="You are here"><a href="/docs/">Documentation</a> <a href="/docs/#documents">Documents</a> <span aria-current="page">%s</span></nav>`, name)
 	p.add(`<article class="prose">%s</article>`, body)
+	x.executed()
 	s.servePage(w, r, &p)
+}
+
+// documentsListed waits for the list of documents; false when there is none for now.
+func (s *server) documentsListed(r *http.Request, x *exchange) bool {
+	defer x.pause(r.Context())()
+	return s.docs != nil && s.docs.wait(r.Context())
 }
 
 func (d *documents) read(e document) (string, error) {

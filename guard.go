@@ -17,7 +17,6 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"sync/atomic"
 )
 
 // httpServer is the HTTP server around the routes. Its write deadline would end calls that wait; deadlineConn has one for
@@ -289,8 +288,7 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) 
 	if !trusted && size > smallBody {
 		defer s.bodies.Add(-size)
 		if s.bodies.Add(size) > bodiesLimit {
-			s.refusedBusy.Add(1)
-			s.failure(w, r, 503, "busy", fmt.Sprintf("bodies of %d bytes are being sent, which is the limit for those without the token: try again", bodiesLimit))
+			s.busy(w, r, fmt.Sprintf("bodies of %d bytes are being sent, which is the limit for those without the token: try again", bodiesLimit))
 			return nil, false // at once: to read on is what there is too much of
 		}
 	}
@@ -312,27 +310,6 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, trusted bool) 
 		return nil, false
 	}
 	return body, true
-}
-
-// among is what a request is counted among: those that came with the token, which those of bridges do, or all others. Whoever
-// opens many connections and reads no answers must not keep our own from being answered.
-func (s *server) among(trusted bool) *atomic.Int64 {
-	if trusted {
-		return &s.bridging
-	}
-	return &s.working
-}
-
-// startWork counts a request against maxWorking, among others of its kind. False means that it was refused; every
-// true needs one Add(-1).
-func (s *server) startWork(w http.ResponseWriter, r *http.Request, among *atomic.Int64) bool {
-	if among.Add(1) > maxWorking {
-		among.Add(-1)
-		s.refusedBusy.Add(1)
-		s.failure(w, r, 503, "busy", fmt.Sprintf("%d requests are being worked on, which is the limit: try again", maxWorking))
-		return false
-	}
-	return true
 }
 
 func (s *server) logPanic(v any) {

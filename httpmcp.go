@@ -27,9 +27,6 @@ const (
 	maxMessage = 4 << 20  // a request body or a line on stdin
 	maxAnswer  = 32 << 20 // an answer's body
 	maxHeaders = 64 << 10
-	// maxWorking bounds the requests worked on at once; a probe, a ping, a
-	// watch and a call while it waits are not among them.
-	maxWorking = 256
 )
 
 // serveMCP is /mcp.
@@ -133,17 +130,14 @@ func (s *server) serveBridge(w http.ResponseWriter, r *http.Request, n *session,
 	ping := bytes.Contains(body, []byte(`"ping"`)) // at worst one that need not be
 	f := readFrame(body)
 	x := &exchange{}
-	if !ping {
-		if !s.startWork(w, r, &s.bridging) {
-			return
-		}
-		x.counted = &s.bridging
+	if !ping && !s.startWork(w, r, x, &s.bridging) {
+		return
 	}
-	answer, err := s.answerSafely(withExchange(s.callContext(w, r, message{method: f.method, params: f.params}), x), n, body)
+	answer, err := s.answerSafely(s.callContext(w, r, x, message{method: f.method, params: f.params}), n, body)
 	if !ping {
-		s.bridging.Add(-1)
+		x.end()
 	}
-	s.writeCarrying(w, r, n, x, func() bool { return s.writeAnswer(w, r, answer, err) })
+	s.writeCarrying(w, r, n, x, func() bool { return s.writeAnswer(w, r, x, answer, err) })
 }
 
 // refuseLate answers a request that came after the lease was released or lost:
@@ -159,15 +153,18 @@ func (s *server) refuseLate(w http.ResponseWriter, r *http.Request, params json.
 
 // callContext is the context of one call: the request's, and without its read
 // deadline where the call may wait, since that would end the wait.
-func (s *server) callContext(w http.ResponseWriter, r *http.Request, m message) context.Context {
-	if c := toolTable()[stringMember(m.params, "name")]; m.method == "tools/call" && c != nil && c.mayWait {
-		http.NewResponseController(w).SetReadDeadline(time.Time{})
+func (s *server) callContext(w http.ResponseWriter, r *http.Request, x *exchange, m message) context.Context {
+	if c := toolTable()[stringMember(m.params, "name")]; m.method == "tools/call" && c != nil {
+		x.command = c.command
+		if c.mayWait {
+			http.NewResponseController(w).SetReadDeadline(time.Time{})
+		}
 	}
-	return r.Context()
+	return withExchange(r.Context(), x)
 }
 
 // writeAnswer reports whether what it has written is the answer itself.
-func (s *server) writeAnswer(w http.ResponseWriter, r *http.Request, answer []byte, err error) bool {
+func (s *server) writeAnswer(w http.ResponseWriter, r *http.Request, x *exchange, answer []byte, err error) bool {
 	switch {
 	case err != nil:
 		s.refused(w, r, err)
@@ -175,7 +172,7 @@ func (s *server) writeAnswer(w http.ResponseWriter, r *http.Request, answer []by
 		w.WriteHeader(http.StatusAccepted)
 	case len(answer) > maxAnswer:
 		s.failure(w, r, 500, "too_large", fmt.Sprintf("the answer has more than %d bytes: ask for less", maxAnswer))
-	default:
+	case s.room(w, r, x, len(answer)):
 		writeJSON(w, http.StatusOK, answer)
 		return true
 	}
@@ -213,6 +210,7 @@ func (s *server) serveClient(w http.ResponseWriter, r *http.Request, n *session,
 		s.failure(w, r, 400, "unsupported_protocol_version", fmt.Sprintf("MCP-Protocol-Version %q is not served: use one of %s", clip(v, 40), strings.Join(legacyVersions, ", ")))
 		return
 	}
+	x := &exchange{}
 	switch id := r.Header.Get("Mcp-Session-Id"); {
 	case n == nil && id != "":
 		s.sessionNotFound(w, r)
@@ -226,13 +224,13 @@ func (s *server) serveClient(w http.ResponseWriter, r *http.Request, n *session,
 		s.serveInitialize(w, r, m, trusted)
 	case m.method == "ping":
 		answer, err := s.answer(r.Context(), n, m)
-		s.writeAnswer(w, r, answer, err)
-	case s.startWork(w, r, s.among(n.trusted)):
-		defer s.among(n.trusted).Add(-1)
-		x := &exchange{counted: s.among(n.trusted)}
+		s.writeAnswer(w, r, x, answer, err)
+	case s.startWork(w, r, x, s.among(n.trusted)):
+		defer x.end()
 		s.writeCarrying(w, r, n, x, func() bool {
-			answer, err := s.answer(withExchange(s.callContext(w, r, m), x), n, m)
-			return s.writeAnswer(w, r, answer, err)
+			answer, err := s.answer(s.callContext(w, r, x, m), n, m)
+			x.executed()
+			return s.writeAnswer(w, r, x, answer, err)
 		})
 	}
 }
@@ -250,14 +248,20 @@ func (s *server) serveBatch(w http.ResponseWriter, r *http.Request, n *session, 
 		s.sessionNotFound(w, r)
 		return
 	}
-	among := s.among(n != nil && n.trusted)
-	if s.startWork(w, r, among) {
-		defer among.Add(-1)
-		x := &exchange{}
-		s.writeCarrying(w, r, n, x, func() bool {
-			return s.writeAnswer(w, r, s.answerBatch(withExchange(r.Context(), x), n, body), nil)
-		})
+	x := &exchange{}
+	if !s.startWork(w, r, x, s.among(n != nil && n.trusted)) {
+		return
 	}
+	defer x.end()
+	if !s.room(w, r, x, batchAnswer) { // before: there may be commands in it
+		return
+	}
+	x.command = true
+	s.writeCarrying(w, r, n, x, func() bool {
+		answer := s.answerBatch(withExchange(r.Context(), x), n, body)
+		x.executed()
+		return s.writeAnswer(w, r, x, answer, nil)
+	})
 }
 
 // serveInitialize opens the session of a client that speaks HTTP itself.
@@ -275,7 +279,7 @@ func (s *server) serveInitialize(w http.ResponseWriter, r *http.Request, m messa
 	} else {
 		s.dismiss(n)
 	}
-	s.writeAnswer(w, r, answer, err)
+	s.writeAnswer(w, r, &exchange{}, answer, err)
 }
 
 // attachParams is what a bridge says of itself and its client.

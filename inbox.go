@@ -246,6 +246,7 @@ func (m *mesh) peek(box boardName) (list []mail, more int) {
 // connection is gone, takes nothing; one that this server cannot answer any more is for the next one to answer.
 func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]mail, int, error) {
 	m := s.mesh
+	x, request := exchangeOf(ctx), ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ending := s.ending
@@ -257,10 +258,7 @@ func (s *server) await(ctx context.Context, a actor, patience time.Duration) ([]
 			ending = nil // attend says how the waits of the own client end
 		}
 	}
-	if x := exchangeOf(ctx); x != nil && x.counted != nil {
-		x.counted.Add(-1)
-		defer x.counted.Add(1)
-	}
+	defer x.pause(request)()
 	reader := make(chan struct{}, 1)
 	register := func(from, to boardName) {
 		m.mu.Lock()

@@ -177,14 +177,14 @@ func (s *server) serveModern(w http.ResponseWriter, r *http.Request, m message, 
 		s.board.touch(n.peer)
 		s.confirmedBy(n, r)
 	}
-	among := s.among(trusted)
-	if !s.startWork(w, r, among) {
+	x := &exchange{}
+	if !s.startWork(w, r, x, s.among(trusted)) {
 		return
 	}
-	defer among.Add(-1)
-	x := &exchange{counted: among}
+	defer x.end()
 	s.writeCarrying(w, r, n, x, func() bool {
-		result, err := s.modernMethod(withExchange(s.callContext(w, r, m), x), n, m)
+		result, err := s.modernMethod(s.callContext(w, r, x, m), n, m)
+		x.executed()
 		switch failed, _ := err.(*rpcError); {
 		case failed != nil && failed.Code == codeMethodNotFound:
 			writeJSON(w, http.StatusNotFound, errorMessage(m.id, failed))
@@ -195,7 +195,7 @@ func (s *server) serveModern(w http.ResponseWriter, r *http.Request, m message, 
 		case result == nil:
 			w.WriteHeader(http.StatusAccepted)
 		default:
-			return s.writeAnswer(w, r, resultMessage(m.id, result), nil)
+			return s.writeAnswer(w, r, x, resultMessage(m.id, result), nil)
 		}
 		return false
 	})

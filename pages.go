@@ -86,6 +86,11 @@ func (s *server) writePage(w http.ResponseWriter, r *http.Request, p *page, stat
 	}
 	out.add("</nav></header>\n<main id=\"content\" class=\"%s\" tabindex=\"-1\">\n%s\n</main>\n", p.class, markup(p.body.String()))
 	out.add("<footer>majordomus %s, serving <bdi>%s</bdi> at %s</footer>\n</body>\n</html>\n", s.set.version, name, s.url)
+	x := &exchange{work: &s.working} // no page needs the token
+	defer x.count(0)
+	if !s.room(w, r, x, out.body.Len()) {
+		return
+	}
 	h := w.Header()
 	h.Set("Content-Security-Policy", pagePolicy)
 	h.Set("Referrer-Policy", "no-referrer")

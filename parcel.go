@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 )
 
@@ -27,8 +26,11 @@ type parcel struct {
 
 // exchange is one request being answered, as far as what becomes of the answer matters.
 type exchange struct {
-	counted *atomic.Int64 // it is one of maxWorking there; nil: nowhere
 	parcels []int64
+	work    *work // among which it is counted; nil: nowhere
+	slot    bool  // it holds one of work's
+	writing int64 // bytes of its answer that are counted
+	command bool  // it may have changed something
 }
 
 type exchangeKey struct{}

@@ -14,10 +14,11 @@ import (
 
 // serveDocs lists the capabilities by area, and the documents of the repository.
 func (s *server) serveDocs(w http.ResponseWriter, r *http.Request) {
-	if !s.startWork(w, r, &s.working) {
+	x := &exchange{}
+	if !s.startWork(w, r, x, &s.working) {
 		return
 	}
-	defer s.working.Add(-1)
+	defer x.end()
 	p := page{title: "Documentation", section: "/docs/"}
 	p.add(`<h1>Documentation</h1>`)
 	p.add(`<p class="lead">Everything this server can do, each in one place: as a tool for agents and as a route for everybody else.</p>`)
@@ -37,7 +38,8 @@ func (s *server) serveDocs(w http.ResponseWriter, r *http.Request) {
 		p.add(`</ul></section>`)
 		rows = rest
 	}
-	s.addDocuments(&p, r)
+	s.addDocuments(&p, r, x)
+	x.executed()
 	s.servePage(w, r, &p)
 }
 
@@ -57,10 +59,10 @@ func (c *capability) kind() string {
 }
 
 // addDocuments lists the documents, those too that cannot be shown.
-func (s *server) addDocuments(p *page, r *http.Request) {
+func (s *server) addDocuments(p *page, r *http.Request, x *exchange) {
 	p.add(`<section><h2 id="documents">Documents of this repository</h2>`)
 	defer p.add(`</section>`)
-	if s.docs == nil || !s.docs.wait(r.Context()) {
+	if !s.documentsListed(r, x) {
 		p.add(`<p class="notice">They are still being listed: reload this page in a moment.</p>`)
 		return
 	}

@@ -42,26 +42,31 @@ func (s *server) serveCapability(w http.ResponseWriter, r *http.Request, c *capa
 		return
 	}
 	args, ok := s.readArguments(w, r, c, trusted)
-	among := s.among(trusted)
-	if !ok || !s.startWork(w, r, among) {
+	x := &exchange{command: c.command}
+	if !ok || !s.startWork(w, r, x, s.among(trusted)) {
 		return
 	}
-	defer among.Add(-1)
+	defer x.end()
 	if c.mayWait {
 		http.NewResponseController(w).SetReadDeadline(time.Time{})
 	}
 	s.mesh.settled()
-	x := &exchange{counted: among}
 	s.writeCarrying(w, r, nil, x, func() bool {
 		out, err := s.invoke(withExchange(ctx, x), c, args)
+		var answer []byte
+		if err == nil {
+			answer = append(mustJSON(out), '\n')
+		}
+		x.executed()
 		switch {
 		case errors.Is(err, errCancelled): // nobody is there to read an answer
 		case err != nil:
 			s.refused(w, r, err)
-		default:
-			writeJSON(w, http.StatusOK, append(mustJSON(out), '\n'))
+		case s.room(w, r, x, len(answer)):
+			writeJSON(w, http.StatusOK, answer)
+			return true
 		}
-		return err == nil
+		return false
 	})
 }
 

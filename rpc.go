@@ -48,7 +48,7 @@ func (s *server) answerBatch(ctx context.Context, n *session, raw []byte) []byte
 	var answers [][]byte
 	size, most := 0, maxAnswer
 	if !n.trusted {
-		most /= 32 // what is kept of many such batches at once is memory
+		most = batchAnswer
 	}
 	for _, e := range elements {
 		m, err := parseEnvelope(e)

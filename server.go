@@ -49,8 +49,8 @@ type server struct {
 	ownPeer  peerID
 
 	running     atomic.Int64 // exchanges being answered, watches not among them
-	working     atomic.Int64 // of these, the ones that count against maxWorking
-	bridging    atomic.Int64 // likewise, the messages of bridges
+	working     work         // of these, the ones that count against maxWorking
+	bridging    work         // likewise, the messages of bridges
 	bodies      atomic.Int64 // bytes of the large ones that are coming from strangers, see bodiesLimit
 	refusedBusy atomic.Int64
 	strangers   strangers
@@ -93,6 +93,7 @@ func newServer(set *settings, at checkout, log *slog.Logger, l *lease) *server {
 		quiet:    make(chan struct{}, 1),
 	}
 	s.calls, s.cut = context.WithCancelCause(context.Background())
+	s.working.slots = make(chan struct{}, executedLimit)
 	s.mesh = newMesh(log)
 	s.board.reserved, s.board.private, s.board.changed = s.mesh.reserved, s.mesh.private, s.mesh.nameChanged
 	return s
