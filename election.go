@@ -138,6 +138,8 @@ type elector struct {
 	// only, and must outlive the context. The error says in one line why the result is another.
 	probe func(ctx context.Context, doc leaseDocument) (*conn, probeResult, error)
 	ended <-chan struct{} // closed when the client's input has ended
+	// wasAt says whether the client was at the server of that token, whose lease then came with no repository; nil: at none.
+	wasAt func(token string) bool
 
 	won *lease // by an earlier election: the own lease is never probed
 }
@@ -377,9 +379,23 @@ func (e *elector) takeOver(ctx context.Context, dir string, judged reading, v ve
 	found, err := e.win(won, err)
 	if err == nil {
 		e.log.Warn(fmt.Sprintf("took over %s: %s, %s", leaseFile, v, why))
+		if known := judged.doc.Token != "" && e.wasAt != nil && e.wasAt(judged.doc.Token); !known {
+			e.warnTracked(ctx)
+		}
 	}
 	return found, err
 }
+
+// warnTracked tells who takes over a lease that came with the repository what the next commit would hold. It is not left in
+// place for that: every clone would have no server.
+func (e *elector) warnTracked(ctx context.Context) {
+	if errors.Is(askTracked(ctx, e.root, leaseFile, e.timing.probe), errTracked) {
+		e.log.Warn(fmt.Sprintf("git tracks %s: your next commit would hold the token; %s", leaseFile, untrack))
+	}
+}
+
+// untrack is what to do about that.
+const untrack = "hint: git rm -r --cached " + leaseDir
 
 // win sorts out what became of an attempt.
 func (e *elector) win(l *lease, err error) (outcome, error) {

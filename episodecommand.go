@@ -250,7 +250,12 @@ func (s *server) checkUntracked(ctx context.Context, root, rel string) error {
 			return fmt.Errorf("%w: it lies in a repository inside this one", errTracked)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
+	return askTracked(ctx, root, rel, s.set.timing.probe)
+}
+
+// askTracked asks git whether it tracks a file of a checkout: nil, errTracked, or why it cannot say.
+func askTracked(ctx context.Context, root, rel string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	out, err := runGit(ctx, root, "ls-files", "-z", "--", ":(top,literal,icase)"+rel)
 	switch {

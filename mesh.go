@@ -86,7 +86,11 @@ func (s *server) openMesh() {
 	path := journalPath(s.checkout.root)
 	r := s.readJournalOf(context.Background(), s.checkout.root, m.state)
 	if text := r.String(); text != "" {
-		s.log.Warn(fmt.Sprintf("the journal %s/%s %s; %s", leaseDir, journalName, text, r.setAside(path, s.lease)))
+		text = fmt.Sprintf("the journal %s/%s %s; %s", leaseDir, journalName, text, r.setAside(path, s.lease))
+		if errors.Is(r.err, errTracked) {
+			text += "; your next commit would hold the peers' messages; " + untrack
+		}
+		s.log.Warn(text)
 	}
 	for _, letters := range m.state.boxes {
 		for _, l := range letters {

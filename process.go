@@ -57,7 +57,7 @@ func newProcess(set *settings, stdin io.Reader, stdout io.Writer, log *slog.Logg
 		p.aloneWhy = err.Error()
 	default:
 		p.elector = &elector{
-			root: p.checkout.root, version: set.version, exe: set.exe, timing: set.timing, log: log, ended: p.client.ended,
+			root: p.checkout.root, version: set.version, exe: set.exe, timing: set.timing, log: log, ended: p.client.ended, wasAt: p.client.wasAt,
 			probe: func(ctx context.Context, doc leaseDocument) (*conn, probeResult, error) {
 				return dialHolder(ctx, doc, set.timing.probe)
 			},

@@ -118,15 +118,18 @@ func hidesAll(path string) bool {
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return false
 	}
-	text, err := io.ReadAll(io.LimitReader(f, 4096))
+	const limit = 4096 // what is longer may end otherwise
+	text, err := io.ReadAll(io.LimitReader(f, limit+1))
 	all := false
 	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); strings.HasPrefix(line, "!") {
+		// As git reads it, to which a blank before the pattern is part of it.
+		line = strings.TrimRight(strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\r"), " ")
+		if strings.HasPrefix(line, "!") {
 			return false
 		}
 		all = all || line == "*"
 	}
-	return all && err == nil
+	return all && err == nil && len(text) <= limit
 }
 
 // writeIgnore makes the file by which git looks away from a directory: in full under another name first, in a directory of
@@ -137,11 +140,15 @@ func writeIgnore(dir, ours string) error {
 	if err := os.WriteFile(temp, []byte("*\n"), 0o644); err != nil {
 		return err
 	}
-	err := linkNew(temp, filepath.Join(dir, ignoreName))
-	if errors.Is(err, fs.ErrExist) {
-		return nil // somebody was faster; theirs to say
+	path := filepath.Join(dir, ignoreName)
+	err := linkNew(temp, path)
+	switch {
+	case !errors.Is(err, fs.ErrExist):
+		return err
+	case hidesAll(path): // somebody was faster
+		return nil
 	}
-	return err
+	return fmt.Errorf("%w: %s does not hide the directory from git, whose next commit might hold the token", errNotPlain, path)
 }
 
 // underNameLock runs change while no other process of ours changes what the lease's name leads to. Creating needs no lock: a
