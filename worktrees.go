@@ -111,11 +111,12 @@ func (c checkout) placeRecords(records []worktreeRecord, skipped []string) listi
 			l.checkouts = append(l.checkouts, listed{root: root, id: digest(root), branch: r.branch, primary: i == 0})
 		}
 	}
-	if !seen[c.root] { // moved by hand since git last looked
-		l.checkouts = append([]listed{c.listed()}, l.checkouts...)
-	}
 	if skipped != nil {
 		l.reason = fmt.Sprintf("skipped because git's answer does not tell where they are: %q", skipped)
+	}
+	if !seen[c.root] {
+		l.checkouts = append([]listed{c.listed()}, l.checkouts...)
+		l.reason = joined(l.reason, "git does not list this checkout, so nobody in another one sees who is here; hint: if it was moved, git worktree repair here")
 	}
 	return l
 }
