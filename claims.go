@@ -90,7 +90,7 @@ func checkPath(root, p string) (string, error) {
 	case strings.ContainsRune(p, 0):
 		return "", refuse("invalid_input", "scope: %q holds a zero byte", clip(p, 120))
 	case strings.ContainsFunc(p, steersText):
-		return "", refuse("invalid_input", "scope: %q holds characters that turn the direction of text", clip(p, 120))
+		return "", refuse("invalid_input", "scope: %q holds characters that turn the direction of text or that nobody sees", clip(p, 120))
 	case !ok:
 		return "", refuse("invalid_input", "scope: %q leads out of this checkout; paths are relative to its root", clip(p, 120))
 	case len(c) > pathLimit:

@@ -288,8 +288,8 @@ func firstLink(root *os.Root, name string) (string, error) {
 	return "", nil
 }
 
-// readDocument reads a document within all limits, and through no link. The descriptor is looked at after opening: between a
-// look at a name and its opening another file could take the name.
+// readDocument reads a document within all limits, and through no link. The descriptor is looked at after opening, and must be
+// what the name leads to: between a look at a name and its opening another file, or a link, could take the name.
 func readDocument(root *os.Root, name string) (string, error) {
 	if !plainPath("/"+name) || !fs.ValidPath(name) {
 		return "", errBadName
@@ -306,11 +306,17 @@ func readDocument(root *os.Root, name string) (string, error) {
 	}
 	defer f.Close()
 	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	now, err := root.Lstat(name)
 	switch {
 	case err != nil:
 		return "", err
 	case !info.Mode().IsRegular():
 		return "", errors.New(describe(info.Mode()))
+	case !os.SameFile(now, info):
+		return "", errLink
 	case info.Size() > documentLimit:
 		return "", errTooLarge
 	}

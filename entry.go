@@ -281,7 +281,8 @@ func cleanMessage(s string) string {
 	}, s)
 }
 
-// steersText is true of the invisible characters that reorder what is shown.
+// steersText is true of the invisible characters that reorder what is shown, and of the tags, with which a whole text can be
+// written that a model reads and nobody sees.
 func steersText(r rune) bool {
-	return r >= '\u202a' && r <= '\u202e' || r >= '\u2066' && r <= '\u2069'
+	return r >= '\u202a' && r <= '\u202e' || r >= '\u2066' && r <= '\u2069' || r >= '\U000e0000' && r <= '\U000e007f'
 }

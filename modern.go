@@ -212,8 +212,12 @@ func (s *server) worker(identity string, trusted bool) (*session, error) {
 		return nil, refuse("invalid_input", "header Majordomus-Client must be 32 hex digits of your own choice, not %q", clip(identity, 80))
 	}
 	identity = strings.ToLower(identity)
-	// No header can name this id: the space between workers and legacy sessions is not shared.
-	id := "\x00" + identity
+	// No header can name this id: the space between workers and legacy sessions is not shared. Nor is that between those with the
+	// token and those without: who shows it vouches for one request.
+	id := "\x00-" + identity
+	if trusted {
+		id = "\x00+" + identity
+	}
 	if n := s.use(id); n != nil {
 		return n, nil
 	}

@@ -143,13 +143,14 @@ type scheduleDeleteInput struct {
 
 // scheduleRow is a row of schedule_list; its fields are the columns, in order.
 type scheduleRow struct {
-	ID     string  `json:"schedule_id" doc:"what schedule_delete takes"`
-	From   string  `json:"from_peer" doc:"name of the peer that created it"`
-	To     string  `json:"to_peer" doc:"name of the recipient"`
-	Kind   string  `json:"kind" doc:"what is sent" enum:"notify,ask"`
-	FireAt string  `json:"fire_at" doc:"when it is due next, RFC 3339 in UTC"`
-	Text   string  `json:"text,omitempty" doc:"the message; left out where it is not for the caller, see note"`
-	Cron   *string `json:"cron,omitempty" doc:"when it recurs, empty for once; only if asked for"`
+	ID      string  `json:"schedule_id" doc:"what schedule_delete takes"`
+	From    string  `json:"from_peer" doc:"name of the peer that created it"`
+	Strange bool    `json:"unverified,omitempty" doc:"whether that peer came without the token"`
+	To      string  `json:"to_peer" doc:"name of the recipient"`
+	Kind    string  `json:"kind" doc:"what is sent" enum:"notify,ask"`
+	FireAt  string  `json:"fire_at" doc:"when it is due next, RFC 3339 in UTC"`
+	Text    string  `json:"text,omitempty" doc:"the message; left out where it is not for the caller, see note"`
+	Cron    *string `json:"cron,omitempty" doc:"when it recurs, empty for once; only if asked for"`
 }
 
 type schedulesOutput struct {
@@ -165,7 +166,11 @@ func (o schedulesOutput) blocks() []string {
 	}
 	size := len(text)
 	for i, row := range o.Schedules {
-		columns := []string{row.ID, row.From, row.To, row.Kind, row.FireAt, row.Text}
+		from := row.From
+		if row.Strange {
+			from += " (unverified)"
+		}
+		columns := []string{row.ID, from, row.To, row.Kind, row.FireAt, row.Text}
 		if row.Cron != nil {
 			columns = append(columns, *row.Cron)
 		}
@@ -311,7 +316,7 @@ func (s *server) scheduleList(ctx context.Context, in scheduleListInput) (schedu
 		if in.Mine && sc.From != a.box {
 			continue
 		}
-		row := scheduleRow{ID: sc.ID, From: sc.From.name, To: sc.To.Box.name, Kind: sc.Kind, FireAt: moment(sc.Due), Text: sc.Text}
+		row := scheduleRow{ID: sc.ID, From: sc.From.name, Strange: sc.Unverified, To: sc.To.Box.name, Kind: sc.Kind, FireAt: moment(sc.Due), Text: sc.Text}
 		if in.Cron {
 			row.Cron = &sc.Cron
 		}
