@@ -6,8 +6,9 @@ package main
 //
 // Which program: MAJORDOMUS_EPISODE_COMMAND, else .ai/local/bin/episode. Never one that came with the repository: cloning
 // must not be enough to have code run. So a file of the checkout is run only if git does not track it, by whatever case it
-// is written, if no link leads to it, which could be tracked in its place, and if it lies in no repository inside this one,
-// whose files git does not list here. Every doubt is a no, and fails closed: git missing, silent or refusing is one.
+// is written, and no commit holds it that was checked out here, as far as git remembers; if no link leads to it, which could
+// be tracked in its place; and if it lies in no repository inside this one, whose files git does not list here. Every doubt is
+// a no, and fails closed: git missing, silent or refusing is one.
 
 import (
 	"bytes"
@@ -220,7 +221,11 @@ func (s *server) findEpisodeCommand(ctx context.Context) (path string, err error
 		if othersFile(info, root) || info.Mode().Perm()&0o002 != 0 {
 			return "", fmt.Errorf("%q may have been written by another user: its owner must be you, and its mode not let everybody write", what)
 		}
-		if err := s.checkUntracked(ctx, root, filepath.ToSlash(rel)); err != nil {
+		err := s.checkUntracked(ctx, root, filepath.ToSlash(rel))
+		if err == nil {
+			err = s.checkNeverThere(ctx, root, filepath.ToSlash(rel))
+		}
+		if err != nil {
 			return "", fmt.Errorf("%q %w", what, err)
 		}
 	}
@@ -265,4 +270,23 @@ func askTracked(ctx context.Context, root, rel string, timeout time.Duration) er
 		return errTracked
 	}
 	return nil
+}
+
+// checkNeverThere refuses what a commit holds that was checked out here, as far as git remembers: a reset, or taking a file out
+// of the index, leaves it behind as if it were the user's.
+func (s *server) checkNeverThere(ctx context.Context, root, rel string) error {
+	ctx, cancel := context.WithTimeout(ctx, s.set.timing.probe)
+	defer cancel()
+	out, err := runGit(ctx, root, "rev-list", "--walk-reflogs", "--all", "--max-count=500")
+	if commits := strings.Fields(out); err == nil && len(commits) > 0 {
+		args := append([]string{"grep", "--files-with-matches", "-z", "-e", ""}, commits...)
+		out, err = runGit(ctx, root, append(args, "--", ":(top,literal,icase)"+rel)...)
+	}
+	switch {
+	case errors.Is(err, errGitNone), err == nil && out == "":
+		return nil
+	case err != nil:
+		return fmt.Errorf("might have come with a commit: %v", err)
+	}
+	return fmt.Errorf("came with commit %.12s, and %w", out, errTracked)
 }

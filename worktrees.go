@@ -23,7 +23,10 @@ const (
 	gitWordsLimit  = 1 << 10  // bytes of git's complaint that are kept
 )
 
-var errGitUsage = errors.New("this git does not know an option") // before 2.36 there is no -z
+var (
+	errGitUsage = errors.New("this git does not know an option") // before 2.36 there is no -z
+	errGitNone  = errors.New("git found nothing")                // the 1 of git grep
+)
 
 // listed is a checkout that the repository registers, whatever has become of it.
 type listed struct {
@@ -288,6 +291,8 @@ func runGit(ctx context.Context, dir string, args ...string) (string, error) {
 		return "", errors.New("git is not in the PATH of this server")
 	case errors.As(err, &exit) && exit.ExitCode() == 129:
 		return "", errGitUsage
+	case errors.As(err, &exit) && exit.ExitCode() == 1 && words.String() == "":
+		return "", errGitNone
 	}
 	return "", errors.New(cmp.Or(cleanText(words.String(), gitWordsLimit), fmt.Sprintf("%s: %v", what, err)))
 }
