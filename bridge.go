@@ -85,7 +85,11 @@ func (p *process) follow(ctx context.Context, at outcome) *ballot {
 		return p.attachFailed(ctx, err)
 	}
 	p.attachFailing = time.Time{}
-	p.log.Info(fmt.Sprintf("a server for this checkout is already running at %s; bridging this client to it", *b.doc.URL))
+	skew := ""
+	if b.doc.Version != p.set.version {
+		skew = fmt.Sprintf(" (it runs release %s, this process %s)", b.doc.Version, p.set.version)
+	}
+	p.log.Info(fmt.Sprintf("a server for this checkout is already running at %s; bridging this client to it%s", *b.doc.URL, skew))
 
 	// The goroutines of a bridge: relay, and one for each call that waits; watch and pingWhenAsked; one for each call of the
 	// episode command (cutAfterInput); the election (moveOn); and its goodbye (process.background). exchanges is the context of
