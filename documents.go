@@ -171,7 +171,7 @@ func listDocuments(ctx context.Context, dir, mode string) (list []document, reas
 	if len(list) > documentsLimit {
 		list, reason = list[:documentsLimit:documentsLimit], joined(reason, fmt.Sprintf("only the first %d documents are listed", documentsLimit))
 	}
-	kept := list[:0]
+	kept := make([]document, 0, len(list))
 	for _, e := range list {
 		if ctx.Err() != nil {
 			return kept, joined(reason, fmt.Sprintf("listing the documents took longer than %v", indexTime))

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -434,17 +435,19 @@ func (st *store) sweep(now int64) {
 	maps.DeleteFunc(st.names, func(box boardName, r *nameRecord) bool {
 		return r.Left != 0 && expired(r.Left, now) && st.boxes[box] == nil
 	})
-	for len(st.names) > namesLimit { // anonymous sessions come and go by the thousand
-		oldest := (*nameRecord)(nil)
+	if excess := len(st.names) - namesLimit; excess > 0 { // anonymous sessions come and go by the thousand
+		var left []*nameRecord
 		for box, r := range st.names {
-			if r.Left != 0 && st.boxes[box] == nil && (oldest == nil || r.Left < oldest.Left || r.Left == oldest.Left && r.Box.name < oldest.Box.name) {
-				oldest = r
+			if r.Left != 0 && st.boxes[box] == nil {
+				left = append(left, r)
 			}
 		}
-		if oldest == nil {
-			return
+		slices.SortFunc(left, func(a, b *nameRecord) int {
+			return cmp.Or(cmp.Compare(a.Left, b.Left), strings.Compare(a.Box.name, b.Box.name))
+		})
+		for _, r := range left[:min(excess, len(left))] {
+			delete(st.names, r.Box)
 		}
-		delete(st.names, oldest.Box)
 	}
 }
 
