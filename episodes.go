@@ -118,6 +118,7 @@ type episodeEntry struct {
 	words        string      // what the repository's command said last
 	last         *episodeRun // the command that was started last, running or not; nil before the first
 	absence      uint64      // counts the times that its clock was started or stopped
+	clock        *time.Timer // the grace, while it runs
 	due          time.Time   // when the grace is over
 }
 
@@ -331,7 +332,7 @@ func (t *episodeTable) admitLocked(caller *session, e *episodeEntry, id string) 
 // holdLocked gives an episode a holder. One that was about to be closed is opened again in the repository's record.
 func (s *server) holdLocked(e *episodeEntry, peer peerID) {
 	e.holder, e.name, e.left = peer, "", ""
-	e.absence++
+	e.stopClock()
 	if e.closing {
 		e.closing = false
 		s.startLocked(e, "open", "attach")
@@ -346,13 +347,23 @@ func (s *server) detachLocked(e *episodeEntry, active time.Time, left boardEntry
 
 // clockLocked starts the grace.
 func (s *server) clockLocked(e *episodeEntry) {
-	e.absence++
+	e.stopClock()
 	if s.episodes.over {
 		return
 	}
 	absence, grace := e.absence, s.set.timing.reattach
 	e.due = time.Now().Add(grace)
-	time.AfterFunc(grace, func() { s.lapseEpisode(e, absence) })
+	e.clock = time.AfterFunc(grace, func() { s.lapseEpisode(e, absence) })
+}
+
+// stopClock ends the grace, also one that is just running out: lapseEpisode sees that it is another absence. A clock that is
+// not stopped would be kept until it is due, one for each time that a client came and went.
+func (e *episodeEntry) stopClock() {
+	e.absence++
+	if e.clock != nil {
+		e.clock.Stop()
+		e.clock = nil
+	}
 }
 
 // lapseEpisode closes an episode whose client did not come back.
@@ -374,7 +385,7 @@ func (s *server) lapseEpisode(e *episodeEntry, absence uint64) {
 // closeLocked has an episode closed in the repository's record; it is gone when that is done.
 func (s *server) closeLocked(e *episodeEntry, reason string) {
 	e.holder, e.closing = "", true
-	e.absence++
+	e.stopClock()
 	s.startLocked(e, "close", reason)
 }
 
@@ -475,6 +486,9 @@ func (s *server) stopEpisodes() {
 	t := s.episodes
 	t.mu.Lock()
 	t.over = true
+	for _, e := range t.byID {
+		e.stopClock()
+	}
 	t.mu.Unlock()
 	t.kill(errServerEnding)
 	stopped := make(chan struct{})

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -348,6 +349,27 @@ func TestEpisodeLimit(t *testing.T) {
 		t.Errorf("then a trusted one opened %d", n)
 	}
 	s.testAttach(t, mine, fmt.Sprint(stranger.peer, 0)) // what is known can always be taken
+}
+
+// A clock that was stopped is not kept until it would have been due.
+func TestEpisodeClocksAreNotKept(t *testing.T) {
+	s := episodeServer(t)
+	n := s.testPeer(t, "restless", true)
+	heap := func(times int) int64 {
+		for range times {
+			s.testAttach(t, n, "one")
+			s.testAttach(t, n, "two") // which leaves the other
+		}
+		runtime.GC()
+		runtime.GC() // a second one empties the pools
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	before := heap(100)
+	if grown := heap(10_000) - before; grown > 1<<20 {
+		t.Errorf("20,000 changes of the episode left %d bytes", grown)
+	}
 }
 
 func TestProviderOf(t *testing.T) {
