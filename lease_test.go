@@ -409,7 +409,7 @@ func TestDieOf(t *testing.T) {
 		os.Exit(3)
 	}
 	cmd := exec.Command(os.Args[0], "-test.run=^TestDieOf$")
-	cmd.Env = append(os.Environ(), env+"=1")
+	cmd.Env = append(os.Environ(), env+"=1", "TMPDIR="+t.TempDir()) // which testscript.Main cannot clear when it dies
 	err := cmd.Run()
 	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGTERM {
 		t.Errorf("ended with %v", err)
