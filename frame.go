@@ -44,8 +44,11 @@ func readFrame(raw []byte) frame {
 // waits reports whether the frame is a call that may wait, and so must not
 // hold up those behind it.
 func (f frame) waits() bool {
+	if f.tool == "" || f.id == nil { // before the first call the table is not needed
+		return false
+	}
 	c := toolTable()[f.tool]
-	return f.tool != "" && c != nil && c.mayWait && f.id != nil
+	return c != nil && c.mayWait
 }
 
 // runsEpisodeCommand reports whether the frame is a call that the repository's
