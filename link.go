@@ -44,7 +44,7 @@ func (s *server) here() place { return place{Root: s.checkout.root, GitDir: s.ch
 // refusal is final.
 func (s *server) callServer(ctx context.Context, root, method string, params any) (json.RawMessage, error) {
 	body := request(method, mustJSON(params))
-	asked := false // and not answered
+	asked := false // and not told what became of it
 	failed := func(err error) error {
 		if asked {
 			return fmt.Errorf("%w: %w", err, errUnanswered)
@@ -72,6 +72,7 @@ func (s *server) callServer(ctx context.Context, root, method string, params any
 			s.keepLink(root, l)
 			return nil, refuse(code, "%s", clip(r.message(), 500))
 		default:
+			asked = asked || code == "lease_lost" // it may be in the journal by now, which the next server reads
 			l.conn.close()
 			if reused && ctx.Err() == nil {
 				continue // another process may be the server there by now

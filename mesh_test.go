@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -401,5 +402,20 @@ func TestStrangerTakesNumberAtOnce(t *testing.T) {
 	looks = 0
 	if name := s.board.displayName(s.board.attach(attachment{Transport: "http"})); name != "peer" || looks != 1 {
 		t.Errorf("one of our own is %q after %d looks", name, looks)
+	}
+}
+
+// A server that loses its lease while it stores a message may have journaled it: who is alone cannot be told that it was not sent.
+func TestLoneSendersServerIsOvertaken(t *testing.T) {
+	root, at := gatherRepo(t, "one")
+	there := newSibling(t, at("one"))
+	there.answers(nil, func(w http.ResponseWriter, r *http.Request) { there.refused(w, r, errLeaseLost) })
+	set := &settings{}
+	set.timing, _ = readTimings(func(string) string { return "" })
+	s := newServer(set, mustFind(t, root), slog.New(slog.DiscardHandler), nil)
+	ctx, _ := speak(s, "lone")
+	_, err := s.post(ctx, &entry{}, &meshPeer{Path: at("one"), Name: "other", Circle: "default"}, letter{ID: "notif-00000001", Kind: "notify", Text: "x"})
+	if err == nil || !strings.Contains(err.Error(), "outcome unknown") {
+		t.Errorf("it was told: %v", err)
 	}
 }
