@@ -45,11 +45,11 @@ func (c *stormClient) do(a action) {
 	case "attach":
 		id := fmt.Sprintf("%s-%d", c.name, a.n%3)
 		c.tool("majordomus_session_attach", fmt.Sprintf(`{"external_id":%q}`, id), func(answer *stormAnswer) {
-			c.hold(id, answer.outcome())
+			c.hold(id, answer)
 		})
 	case "detach":
 		c.tool("majordomus_session_detach", `{}`, func(answer *stormAnswer) {
-			c.hold("", answer.outcome())
+			c.hold("", answer)
 		})
 	case "peers":
 		c.tool("majordomus_peers", `{}`, c.checkPeers)
@@ -63,8 +63,10 @@ func (c *stormClient) do(a action) {
 }
 
 // hold notes which episode the client holds now.
-func (c *stormClient) hold(id, outcome string) {
-	switch outcome {
+func (c *stormClient) hold(id string, a *stormAnswer) {
+	c.holding = append(c.holding, fmt.Sprintf("%s %s %q %s: %s", time.Now().Format(time.StampMilli), c.current().session, id, a.outcome(), clipped(a.Line, 400)))
+	c.holding = c.holding[max(0, len(c.holding)-6):]
+	switch a.outcome() {
 	case "acked":
 		c.episode = []string{id}
 	case "unknown":
@@ -219,7 +221,8 @@ func (c *stormClient) checkEpisodes(a *stormAnswer) {
 		mine = out.Mine.ExternalID
 	}
 	if !slices.Contains(c.episode, mine) {
-		c.s.t.Errorf("%s holds one of the episodes %q, and is told %q: %s", c.current().session, c.episode, mine, clipped(a.Line, 3000))
+		c.s.t.Errorf("%s %s holds one of the episodes %q, and is told %q: %s\n%s", time.Now().Format(time.StampMilli), c.current().session, c.episode, mine,
+			clipped(a.Line, 3000), strings.Join(c.holding, "\n"))
 	}
 }
 

@@ -39,6 +39,7 @@ type stormClient struct {
 	asks    []openedAsk         // to answer
 	claims  map[string][]string // by name: of these intents the board has one; "" is none
 	episode []string            // of these it holds one; "" is none
+	holding []string            // what it was told of its latest attachments
 }
 
 type openedAsk struct{ id, from string }
