@@ -48,6 +48,22 @@ func (s *server) carryLocked(e *episodeEntry) carriedEpisode {
 	return c
 }
 
+// episodeOf is the episode that a peer holds, as its process carries it; nil for none.
+func (s *server) episodeOf(peer peerID) *carriedEpisode {
+	s.episodes.mu.Lock()
+	defer s.episodes.mu.Unlock()
+	return s.episodeOfLocked(peer)
+}
+
+func (s *server) episodeOfLocked(peer peerID) *carriedEpisode {
+	e := s.episodes.heldLocked(peer)
+	if e == nil {
+		return nil
+	}
+	c := s.carryLocked(e)
+	return &c
+}
+
 // handDown lists what the bridges take along when they are sent away, as much as one message carries.
 func (s *server) handDown() []carriedEpisode {
 	s.episodes.mu.Lock()
@@ -84,11 +100,7 @@ func (s *server) restoreEpisodes(peer peerID, c carried, again bool) *carriedEpi
 	if c.Episode != nil && t.heldLocked(peer) == nil {
 		loser = s.restoreLocked(peer, *c.Episode, again)
 	}
-	var held *carriedEpisode
-	if e := t.heldLocked(peer); e != nil {
-		c := s.carryLocked(e)
-		held = &c
-	}
+	held := s.episodeOfLocked(peer)
 	t.mu.Unlock()
 	if loser != "" {
 		s.tellLoser(loser, episodeTaken{ExternalID: held.ExternalID, Attachments: held.Attachments, Name: s.board.displayName(loser)})
@@ -97,7 +109,7 @@ func (s *server) restoreEpisodes(peer peerID, c carried, again bool) *carriedEpi
 }
 
 // restoreLocked gives a peer back the episode that its process carries, unless that is out of date: whoever took it over
-// counts more attachments. It returns who thereby loses it.
+// counts more attachments. Where nobody has it, one that was opened anew since is not out of date. It returns who thereby loses it.
 func (s *server) restoreLocked(peer peerID, c carriedEpisode, again bool) (loser peerID) {
 	t := s.episodes
 	back := c.entry()
@@ -109,7 +121,7 @@ func (s *server) restoreLocked(peer peerID, c carriedEpisode, again bool) (loser
 		return ""
 	case e == nil:
 		t.byID[back.id] = back
-	case e.holder == "" && back.attachments >= e.attachments, back.attachments > e.attachments:
+	case e.holder == "" && (back.opened > e.opened || back.attachments >= e.attachments), back.attachments > e.attachments:
 		loser = e.holder
 		e.attachments, e.opened, e.provider, e.stranger = back.attachments, back.opened, back.provider, ""
 		back = e

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -189,8 +190,8 @@ func TestEpisodeLapsesLate(t *testing.T) {
 }
 
 func TestEpisodeRestored(t *testing.T) {
-	carry := func(attachments uint32) *carriedEpisode {
-		return &carriedEpisode{ExternalID: "x", Provider: "codex", OpenedAt: "2020-02-02T02:02:02Z", Attachments: attachments, Repository: "said"}
+	carry := func(attachments uint32, opened string) *carriedEpisode {
+		return &carriedEpisode{ExternalID: "x", Provider: "codex", OpenedAt: cmp.Or(opened, "2000-01-01T00:00:00Z"), Attachments: attachments, Repository: "said"}
 	}
 	for _, test := range []struct {
 		what        string
@@ -198,18 +199,21 @@ func TestEpisodeRestored(t *testing.T) {
 		attachments uint32 // counted by what is carried; here it is 2
 		again       bool
 		want        string // a is p1 and holds it here, b is p2 and brings it
+		opened      string // of what is carried; "" is when it was opened here
 	}{
-		{"a new server", "unknown", 4, false, "x p2* 4"},
-		{"the server that has closed it", "unknown", 4, true, ""},
-		{"nonsense", "unknown", 0, false, ""},
-		{"taken over since", "held", 1, true, "x p1 2"},
-		{"two that opened the same", "held", 2, false, "x p1 2"},
-		{"taken over by what it brings", "held", 3, false, "x p2* 3"},
-		{"its own return", "detached", 2, true, "x p2* 2"},
-		{"taken over and left since", "detached", 1, true, "x - 2"},
-		{"handed on before it came", "detached", 2, false, "x p2* 2"},
-		{"it holds another", "other", 2, true, "x - 2, y p2* 1"},
-		{"closing when it returns", "closing", 2, true, "x p2* 2"},
+		{"a new server", "unknown", 4, false, "x p2* 4", "2020-02-02T02:02:02Z"},
+		{"the server that has closed it", "unknown", 4, true, "", ""},
+		{"nonsense", "unknown", 0, false, "", ""},
+		{"taken over since", "held", 1, true, "x p1 2", ""},
+		{"two that opened the same", "held", 2, false, "x p1 2", ""},
+		{"taken over by what it brings", "held", 3, false, "x p2* 3", ""},
+		{"its own return", "detached", 2, true, "x p2* 2", ""},
+		{"taken over and left since", "detached", 1, true, "x - 2", ""},
+		{"handed on before it came", "detached", 2, false, "x p2* 2", ""},
+		{"it holds another", "other", 2, true, "x - 2, y p2* 1", ""},
+		{"closing when it returns", "closing", 2, true, "x p2* 2", ""},
+		{"opened anew since, elsewhere", "detached", 1, false, "x p2* 1", "2000-01-01T00:00:01Z"},
+		{"opened anew since, and here too", "held", 1, false, "x p1 2", "2000-01-01T00:00:01Z"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := episodeServer(t)
@@ -230,7 +234,7 @@ func TestEpisodeRestored(t *testing.T) {
 			if test.here == "other" {
 				s.testAttach(t, b, "y")
 			}
-			held := s.restoreEpisodes(b.peer, carried{Episode: carry(test.attachments)}, test.again)
+			held := s.restoreEpisodes(b.peer, carried{Episode: carry(test.attachments, test.opened)}, test.again)
 			s.expectListed(t, b, test.want)
 			if got := strings.Contains(s.listed(b), "*"); got != (held != nil) {
 				t.Errorf("%s: told %+v", test.what, held)

@@ -268,6 +268,7 @@ func (p *process) serve(ctx context.Context, l *lease) *ballot {
 		}
 		return p.alone(ctx, err)
 	}
+	p.client.settle(l.token(), s.episodeOf(own.peer))
 	s.logServing()
 	p.background.Go(s.indexDocuments)     // ends with the index, or with s.calls
 	defer context.AfterFunc(ctx, func() { // a signal: first of all, somebody else may serve
