@@ -51,7 +51,10 @@ func (s *server) killPeer(ctx context.Context, in killInput) (saidOutput, error)
 		return s.retire(p)
 	}
 	answer, err := s.callServer(ctx, p.Path, "majordomus/kill", killParams{Peer: p.PeerID})
-	if errors.Is(err, errNotServed) {
+	switch {
+	case errors.Is(err, errUnanswered):
+		return saidOutput{}, outcomeUnknown(fmt.Sprintf("the server of %s was lost while it was to end @%s", p.Path, p.Name))
+	case errors.Is(err, errNotServed):
 		return saidOutput{}, refuse("refused", "@%s was not ended: %v", p.Name, err)
 	}
 	var out saidOutput

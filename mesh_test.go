@@ -405,17 +405,31 @@ func TestStrangerTakesNumberAtOnce(t *testing.T) {
 	}
 }
 
-// A server that loses its lease while it stores a message may have journaled it: who is alone cannot be told that it was not sent.
-func TestLoneSendersServerIsOvertaken(t *testing.T) {
+// A server that loses its lease while it does something may have done it: where nobody asks the next one, it cannot be said
+// that it was not done.
+func TestAskedServerIsOvertaken(t *testing.T) {
 	root, at := gatherRepo(t, "one")
 	there := newSibling(t, at("one"))
-	there.answers(nil, func(w http.ResponseWriter, r *http.Request) { there.refused(w, r, errLeaseLost) })
+	other := meshPeer{PeerID: "p1@" + there.checkout.id[:8], Name: "other", Circle: "default", Role: "agent", Status: "online", Path: there.checkout.root}
+	there.answers(nil, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if m, _ := parseMessage(body); m.method == "majordomus/look" {
+			writeJSON(w, http.StatusOK, resultMessage(m.id, mustJSON(lookResult{Peers: []meshPeer{other}})))
+			return
+		}
+		there.refused(w, r, errLeaseLost)
+	})
 	set := &settings{}
 	set.timing, _ = readTimings(func(string) string { return "" })
 	s := newServer(set, mustFind(t, root), slog.New(slog.DiscardHandler), nil)
 	ctx, _ := speak(s, "lone")
-	_, err := s.post(ctx, &entry{}, &meshPeer{Path: at("one"), Name: "other", Circle: "default"}, letter{ID: "notif-00000001", Kind: "notify", Text: "x"})
-	if err == nil || !strings.Contains(err.Error(), "outcome unknown") {
-		t.Errorf("it was told: %v", err)
+	_, err := s.notifyPeer(ctx, notifyInput{Peer: "other", Message: "x"})
+	k := meshServer(t, root, io.Discard)
+	ctx, _ = speak(k, "killer")
+	_, killed := k.killPeer(ctx, killInput{Peer: "other"})
+	for what, err := range map[string]error{"a message": err, "an end": killed} {
+		if err == nil || !strings.Contains(err.Error(), "outcome unknown") {
+			t.Errorf("of %s it was told: %v", what, err)
+		}
 	}
 }
